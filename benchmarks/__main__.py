@@ -53,7 +53,7 @@ COMPARABLE = (
     "local_engine",
     "executor",
 )
-"""Those with ``JOBS``: what is timed by itself."""
+"""Questions with ``JOBS``, which can be timed by themselves."""
 
 
 def main() -> None:

@@ -1,10 +1,11 @@
 """
 Is it faster than it was?
 
-``python -m benchmarks --against COMMIT [QUESTION ...]`` passes the same messages through
-this package and through that of another commit, in turn: each has a process of its own,
-which is told when to begin the next round. Judged is processor time, of our process, or
-of Spark's too where the work is done there: on a shared machine it holds, time does not.
+``python -m benchmarks --against COMMIT [QUESTION ...]`` passes the same messages
+through this package and through that of another commit, in turn. Each has a process of
+its own, which is notified to begin a round. The measure is the processor time of our
+process, or also of Spark's if the work is done there: on a shared machine it is
+reliable, and elapsed time is not.
 """
 
 from __future__ import annotations
@@ -131,9 +132,9 @@ def _side(
 
 
 def _serve(question: str, name: str) -> None:
-    """Run a job each time a line comes, and print what it took as JSON."""
+    """Run a job for each line of stdin, and print its times as JSON."""
     assert Path(etlstage.__file__).is_relative_to(Path.cwd()), etlstage.__file__
-    # What else is printed here would be taken for an answer.
+    # Anything else on stdout would be read as a result.
     answers, sys.stdout = sys.stdout, sys.stderr
     job = importlib.import_module(f"benchmarks.{question}").JOBS[name]
     for run in job.make():
@@ -145,7 +146,7 @@ def _serve(question: str, name: str) -> None:
 
 
 def _processor(job: Job) -> float:
-    """Return processor seconds so far, of this process or of all below it, too."""
+    """Return processor seconds so far, of this process or with its descendants."""
     return processor_time() if job.everywhere else time.process_time()
 
 

@@ -4,10 +4,10 @@ How many sessions, and chunks, per second pass through one Cocaine worker?
 ``AsyncSupervisor.answers`` with ten sessions at once, and with batches of a hundred
 messages, against the barest program that does the same: an asyncio protocol that packs
 and unpacks the same frames over the same kind of socket. It checks nothing, keeps no
-deadline, and what comes of a message it counts.
+deadline, and only counts results.
 
-Compared with another commit are also sessions that end in another order than they began,
-ten and five hundred at once.
+The comparison with another commit adds sessions that end in another order than they
+began, ten and five hundred at once.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ while data := wire.recv(1 << 18):
         random.shuffle(ends)
     wire.sendall(b"".join(out + ends))
 """
-"""What it is sent of a session it sends back, but for the event."""
+"""Sends back everything that it gets of a session, except the event."""
 ECHO = (sys.executable, "-c", WORKER)
 SHUFFLED = (*ECHO, "--shuffle", "ends")
 

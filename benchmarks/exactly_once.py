@@ -1,10 +1,10 @@
 """
-What does it cost that each message is loaded once?
+What does it cost to load each message exactly once?
 
 DataFrame -> stage -> Parquet on engines ``local`` and ``streaming``, with epochs of
-100,000 messages, and the same at least once; and whether the driver's memory grows with
-the epochs. Both keep a state directory. A stream has files once in any case, so there is
-one into PostgreSQL, too, as the tests start it.
+100,000 messages, exactly once and at least once; and whether the driver's memory grows
+with the epochs. Both keep a state directory. A stream loads files once in any case, so
+there is one into PostgreSQL, too, started as in the tests.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def measure() -> list[Row]:
 
 
 def write(folder: Path, count: int) -> Path:
-    """Write an input, a file for each epoch, and return where it is."""
+    """Write an input with a file for each epoch; return its folder."""
     source = folder / "in"
     source.mkdir(parents=True)
     lines = b"\n".join(messages(EPOCH))

@@ -2,18 +2,18 @@
 How fast is a stage inside Spark's executors?
 
 ``etlstage.spark.transform`` with an identity worker in C, with the SDK and in shell,
-against what else passes rows through Python or through a program:
+against other ways to pass rows through Python or through a program:
 
 * ``mapInArrow`` and ``mapInPandas`` with the identity, which start no program;
 * ``RDD.pipe("cat")`` from PySpark;
 * the JVM's own ``RDD.pipe("cat")``, called through the gateway, where no row meets
   Python. No target: it shows what Spark does in Scala.
 
-Beside it the processor time of the JVM, Python and the workers together, for a stage with
-the C worker and for ``mapInArrow``.
+Also measured is the processor time of the JVM, Python and the workers together, for a
+stage with the C worker and for ``mapInArrow``.
 
-Every row is made and none is kept. The rows come out of Spark's cache: to make them up
-takes longer than to pass them on.
+Every row is made and none is kept. The rows come out of Spark's cache: making them
+takes longer than passing them on.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ TARGETS = {
     ("shell", ARROW): 0,
     ("shell", PIPE): 0,
 }
-"""Which are compared, and the ratio to reach; 0 where there is none."""
+"""Pairs that are compared, and the ratio to reach; 0 where there is none."""
 
 
 def measure(count: int = COUNT, rounds: int = 3) -> list[Row]:

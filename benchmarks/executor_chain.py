@@ -24,7 +24,7 @@ from etlstage.spark.task.chain import ROWS, Chain
 COUNT = 4_000_000
 
 Chained = Callable[[DataFrame, Sequence[Stage]], DataFrame]
-"""Passes rows through stages, one behind the other."""
+"""Passes rows through stages, one after the other."""
 
 
 def nested(rows: DataFrame, stages: Sequence[Stage]) -> DataFrame:

@@ -2,8 +2,8 @@
 Does the memory of Spark's Python workers grow with the rows of a stage?
 
 A stage on executors with the C echo worker, on 1 and on 16 million rows, each in a
-fresh process. What is compared is the peak resident size of the Python workers: they
-are used again, and so a task behind the stage can tell it.
+fresh process. The peak resident size of the Python workers is compared: they are
+reused, so a task after the stage can report it.
 """
 
 from __future__ import annotations

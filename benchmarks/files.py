@@ -1,8 +1,8 @@
 """
 How fast is a run from files to files without Spark?
 
-CSV -> C echo worker -> Parquet, with files at both ends against DataFrames, whose session
-is there already.
+CSV -> C echo worker -> Parquet, with files at both ends against DataFrames, whose
+session is already running.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """
 How much does framing cost?
 
-The same bytes through the C echo worker, with messages framed and replies split; through
-the same worker with nothing looked at, by two threads that only write and read, which
-is the ceiling; and through ``cat``. All over the same pipes. Once with messages of one
-length, each answered by itself; once with lengths, and numbers of replies, that vary.
+The same bytes pass through the C echo worker, with messages framed and replies split;
+through the same worker by two threads that only write and read, which is the ceiling;
+and through ``cat``. All use the same kind of pipes. Once with messages of one length,
+each answered by itself; once with lengths, and numbers of replies, that vary.
 
-And the processor time of our process, with what is compiled and without: that stays only
-if it brings 1.3 times.
+Also measured is the processor time of our process, with the compiled code and without:
+that code is kept only if it is 1.3 times as fast.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ CEILING, CAT = "the worker alone", "cat"
 
 
 def measure() -> list[Row]:
-    """Return megabytes per second of all, for messages as Arrow has them and as lists."""
+    """Return megabytes per second of all, for messages in Arrow and in lists."""
     rows = []
     for inputs, run, worker in (
         ("", messages(COUNT), (echo_worker(),)),
@@ -89,7 +89,7 @@ def _processor(
 
 
 def varied(count: int) -> list[bytes]:
-    """Return messages of 1 to 216 bytes; the last digit says how they are answered."""
+    """Return messages of 1 to 216 bytes; the last digit decides the replies."""
     return [(b"%0216d" % number)[number * 89 % 216 :] for number in range(count)]
 
 

@@ -1,7 +1,7 @@
 """
 What does a message cost when there are more of them, larger ones, or more processes?
 
-Messages in Arrow pass through supervisors one behind the other, whose workers are the C
+Messages in Arrow pass through supervisors one after the other, whose workers are the C
 echo worker, or ``cat`` where sizes vary: 1, 4 and 16 million messages, 1 to 8 workers,
 chains of 1 to 6 stages, messages of 10 bytes to 10 MB. Each is measured in a process of
 its own: time, processor time of that process and its workers, and its peak memory.
@@ -41,7 +41,7 @@ FIGURES = ("time", "ns/message"), ("processor time", "ns/message"), ("memory", "
 
 
 def measure(rounds: int = 3) -> list[Row]:
-    """Return all of each size, beside those of the smallest."""
+    """Return all figures of each size, beside those of the smallest."""
     rows = []
     for what, sizes in GROWTH.items():
         jobs = {str(size): partial(_apart, what, size) for size in sizes}
@@ -58,7 +58,7 @@ def measure(rounds: int = 3) -> list[Row]:
 
 
 def title(size: int, what: str, figure: str) -> str:
-    """Return what the row of a figure is called."""
+    """Return the title of the row of a figure."""
     return f"{size:,} {what}: {figure}"
 
 
@@ -95,9 +95,9 @@ def main(what: str, size: int) -> None:
 
 
 def _cat(size: int) -> Stage:
-    # What it is given is what it answers, if the end of a message is that of a reply.
+    # If eop is eom, the output of ``cat`` is one reply for each message.
     dialect = MarkerDialect(markers=Markers(eop=b"\n"))
-    # Only where a reply may be too long is each of them looked at.
+    # Replies are looked at one by one only where one may be too long.
     most = max(size, RUN)
     return Stage(name="cat", worker=("cat",), dialect=dialect, max_message=most)
 

@@ -50,18 +50,18 @@ HEADINGS = "what", "ours", "against", "theirs", "unit", "ratio", "target"
 
 
 class Job(NamedTuple):
-    """What is timed by itself, to be compared with itself at another commit."""
+    """A job that is timed, to be compared with itself at another commit."""
 
     passing: int
     """Messages that pass."""
     make: Callable[[], Iterator[Callable[[], object]]]
-    """Yields, once, what does it; what comes before and behind is not timed."""
+    """Yields, once, the function to time; what is before and after it is not timed."""
     everywhere: bool = False
-    """Most of it is done by other processes, Spark's: theirs counts, too."""
+    """Most of the work is done by Spark's processes: their time counts, too."""
 
 
 class Row(NamedTuple):
-    """One comparison, of what was measured in the same rounds."""
+    """One comparison, of numbers that were measured in the same rounds."""
 
     what: str
     ours: Sequence[float]
@@ -80,7 +80,7 @@ class Row(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """That of the median round."""
+        """The ratio of the median round."""
         return statistics.median_low(self.ratios)
 
     @property
@@ -161,7 +161,7 @@ def in_turn(jobs: Mapping[str, Callable[[], T]], *, rounds: int) -> dict[str, li
 def processor_time() -> float:
     """Return processor seconds so far, of this process and all below it."""
     us = psutil.Process()
-    # Who has ended is in the account of who waited for it.
+    # The time of a process that has ended counts for the one that waited for it.
     return sum(sum(one.cpu_times()[:4]) for one in (us, *us.children(recursive=True)))
 
 
@@ -171,8 +171,8 @@ def memory(what: str, module: str, many: int, few: int) -> Row:
 
     Args:
         what: Whose memory it is.
-        module: Name of one here that, as a program, is given a number of messages and
-            prints megabytes; each run has a fresh process.
+        module: Module of the benchmarks that, as a program in a fresh process, is given
+            a number of messages and prints megabytes.
         many: Millions of messages.
         few: Likewise.
 
@@ -199,13 +199,13 @@ def memory(what: str, module: str, many: int, few: int) -> Row:
 
 
 def machine() -> str:
-    """Return on what this is measured."""
+    """Return a description of this machine."""
     kind = platform.processor() or platform.machine()
     return f"{kind}, {os.cpu_count()} cores, Python {platform.python_version()}"
 
 
 def cells(row: Row) -> tuple[str, ...]:
-    """Return what a table says of a row, as ``HEADINGS`` name it."""
+    """Return the cells of a row, as ``HEADINGS`` name them."""
     bound = "at most" if row.at_most else "at least"
     target = f"{bound} {row.target:g}: {'yes' if row.met else 'NO'}"
     return (

@@ -1,8 +1,8 @@
 """
 How soon are heartbeats answered while 64 sessions stream chunks of 1 MB?
 
-One worker echoes what 64 open sessions send; it beats fifty times a second, and takes
-the time from each beat until its answer is read, whatever lies in front of it.
+One worker echoes what 64 open sessions send. It sends fifty heartbeats a second, and
+measures the time from each until its answer is read, including the data before it.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ while True:
 
 
 def measure() -> list[Row]:
-    """Return the median and the longest of each round, beside what they may be."""
+    """Return the median and the longest of each round, beside the limit."""
     rounds = [anyio.run(_beats) for _ in range(ROUNDS)]
     what = f"heartbeat answered, {SESSIONS} sessions with chunks of 1 MB"
     limit = [MOST] * ROUNDS

@@ -1,9 +1,9 @@
 """
 How much later does a worker start because of the SDK?
 
-``import etlstage.worker`` in a fresh interpreter against a fresh interpreter alone.
-The target is a difference, 15 ms, so the row compares with the bare start plus that.
-``etlstage --help``, which imports no Spark, is to be there in 0.3 s.
+``import etlstage.worker`` in a fresh interpreter against a fresh interpreter alone. The
+target is a difference, 15 ms, so the row compares with the bare start plus that.
+``etlstage --help``, which imports no Spark, is allowed 0.3 s.
 """
 
 from __future__ import annotations

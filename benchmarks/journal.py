@@ -1,5 +1,5 @@
 """
-How fast do runs of messages pass through a journal, and what does it add to its files?
+How fast do runs of messages pass through a journal, compared to a plain file?
 
 Runs of 100-byte messages, in transactions of eight, are published and read back as
 committed; and the same blocks are written to a file and read. Both are forced to the
@@ -41,7 +41,7 @@ from etlstage.pipeline.interfaces import Sink, Source
 from etlstage.testing import MemoryEpochs, MemoryEpochSink, MemorySource
 
 MESSAGES = 8192
-"""Of a run: it has a little less than a megabyte."""
+"""Messages of a run, which has a little less than a megabyte."""
 RUNS = 200
 COUNT = RUNS * MESSAGES
 _CONTENT_TYPE = "application/x-etlstage-run"
@@ -190,7 +190,7 @@ def _bare(path: Path, runs: list[Run]) -> Iterator[None]:
 
 
 def _check(found: Iterator[Run], runs: list[Run]) -> None:
-    """Assert that all came; as objects where they were objects."""
+    """Assert that all messages are there, as objects where they were objects."""
     as_objects = isinstance(runs[0], list)
     count = sum(len(list(run) if as_objects else run) for run in found)
     assert count == COUNT

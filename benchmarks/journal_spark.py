@@ -2,8 +2,8 @@
 How fast does Spark read journals as a stream, compared to files of Parquet?
 
 The same messages of 100 bytes, in runs, are in a set of journals and in files; a query
-that takes what there is writes either to Parquet. A stream is as fast as its batches;
-that a query starts Python processes first, three for journals, is a row without a target.
+of all available data writes either to Parquet. A stream is as fast as its batches; the
+start of a query, with three Python processes for journals, is a row without a target.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from etlstage.spark import register
 RUN = 8192
 FILES = 8
 RUNS = 48
-"""Of a file, and of a journal's share of as many messages."""
+"""Runs in a file; the journals have as many in all."""
 COUNT = FILES * RUNS * RUN
 
 

@@ -6,8 +6,8 @@ same processor: streams of asyncio, ``json`` and ``base64``. It checks nothing, 
 deadline, and stores each position in a variable. The processor looks at no record, and
 checkpoints each action.
 
-And what it costs to make the line of an action, against ``base64`` and ``json`` alone;
-of a list and of Arrow columns.
+Also measured is the cost of making the line of an action, against ``base64`` and
+``json`` alone, for a list and for Arrow columns.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def measure() -> list[Row]:
 
 
 def records(size: int, count: int) -> list[bytes]:
-    """Return records of so many bytes."""
+    """Return ``count`` records of ``size`` bytes."""
     return [b"%0*d" % (size, number) for number in range(count)]
 
 

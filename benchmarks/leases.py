@@ -1,8 +1,8 @@
 """
-How long does a runner think about a thousand leases, in a third of a failover?
+How long does a runner compute for a thousand leases, in a third of a failover?
 
-It looks at the table, renews all, and hears that they are renewed: what the table
-itself takes is not counted.
+It reads the table, renews all leases, and handles the confirmations. The time of the
+table itself is not counted.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ MOST = 0.005  # seconds
 
 
 def measure() -> list[Row]:
-    """Return seconds of processor time for each of the three."""
+    """Return seconds of processor time for reading, renewing and confirming."""
     keeper = LeaseKeeper("a", "1", failover=3 * EVERY)
     rows = {f"s{n}": Lease(f"s{n}") for n in range(COUNT)}
     read, renew, confirm = list[float](), list[float](), list[float]()
     keeper.handle(TimerRang(), 0.0)
     for number in range(ROUNDS):
         now = number * EVERY
-        # The first look takes them, and each of the next renewals is the timer's.
+        # The first read acquires the leases; each later renewal is due to the timer.
         events: list[Event] = [TimerRang()] if number else [TableRead([*rows.values()])]
         seconds, writes = _timed(keeper, events, now)
         renew.append(seconds)
@@ -54,7 +54,7 @@ def measure() -> list[Row]:
 def _timed(
     keeper: LeaseKeeper, events: list[Event], now: float
 ) -> tuple[float, list[Write]]:
-    """Return the seconds that decisions take, and what is to be written."""
+    """Return the seconds that decisions take, and the writes they ask for."""
     began = time.process_time()
     found = [one for event in events for one in keeper.handle(event, now)]
     seconds = time.process_time() - began

@@ -1,13 +1,13 @@
 """
 How many exchanges per second, one at a time?
 
-``AsyncSupervisor.stream`` with window 1 against the barest program that does the
-same: asyncio's subprocess streams, write, drain, read until EOP. Both pinned to one
-core, where the worker's answer is there at the first read, and to two, where it is not:
-which of the two happens else is chance.
+``AsyncSupervisor.stream`` with window 1 against the barest program that does the same:
+asyncio's subprocess streams, write, drain, read until EOP. Both are pinned to one core,
+where the worker's reply is there at the first read, and to two, where it is not:
+without pinning, it is chance which of the two happens.
 
-Compared with another commit are also ``submit``, by one caller and by a hundred, and
-batches that their worker asks for: there each message waits for its BNC.
+The comparison with another commit adds ``submit``, by one caller and by a hundred, and
+batches that their worker asks for, where each message waits for its BNC.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from etlstage.protocol.registry import dialect_from_plain
 
 COUNT = 20_000
 TARGETS = {1: 0.75, 2: 1.0}
-"""By cores."""
+"""The ratio to reach, by number of cores."""
 CALLERS = 100
 BATCH = 10
 ASKER = """
@@ -46,7 +46,7 @@ while data := os.read(0, 65536):
             held = 0
     os.write(1, out)
 """
-"""It asks for messages until its batch has so many."""
+"""Asks for messages until its batch is full."""
 
 
 def measure() -> list[Row]:

@@ -3,8 +3,8 @@ What does it cost to prove that each reply belongs to its message?
 
 The same stage with and without the proof, by processor time of our process: a run at a
 time on lists and in Arrow, ``stream``, lock-step, and in the Python workers of Spark's
-executors; and the median time of one ``submit`` at a time. The stage without is none that anybody can have: its dialect says
-that a reply tells by itself what it is for.
+executors; and the median time of one ``submit`` at a time. Users can't have the stage
+without it: its dialect claims that a reply identifies its message.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ALONE = 3_000
 class _Trusted(MarkerDialect):
     @property
     def counts(self) -> bool:
-        """Nothing is held back."""
+        """Return False: nothing is held back."""
         return False
 
 

@@ -2,8 +2,8 @@
 How much does supervision cost a filter in the shell?
 
 ``etlstage pipe`` with the C echo worker against GNU parallel's ``--pipe --keep-order``
-with ``cat``, by the processor time of all processes: parallel hands out blocks and knows
-no messages. And messages per second, with the start left out of neither.
+with ``cat``, by the processor time of all processes: parallel hands out blocks, and
+does not look at messages. Also measured are messages per second, start-up included.
 """
 
 from __future__ import annotations

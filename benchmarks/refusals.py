@@ -1,5 +1,5 @@
 """
-What does it cost that a worker says no now and then?
+What does it cost if a worker refuses a message now and then?
 
 The same SDK worker refuses one message of a hundred, or none: under a supervisor, and
 in a pipeline that keeps each refused message as a dead letter.

@@ -1,7 +1,7 @@
 """
 The rows as a page of HTML, with growth as a plot.
 
-The page is one file and asks no network for anything.
+The page is one file, and needs no network.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _plot(what: str, sizes: Sequence[int], ratios: Mapping[str, float]) -> str:
 
 
 class _Grid:
-    """Where sizes and ratios are in a plot; both grow by multiples."""
+    """Positions of sizes and ratios in a plot, on logarithmic axes."""
 
     def __init__(self, sizes: Sequence[int], ratios: Sequence[float]) -> None:
         self._sizes = sizes

@@ -48,7 +48,7 @@ def pipeline(spark: SparkSession, count: int, target: Path) -> Pipeline:
 
 
 def rate(made: DataFrame, count: int) -> float:
-    """Make ``count`` rows, keep none, and return how many that were in a second."""
+    """Make ``count`` rows, keep none, and return the rows per second."""
     started = time.perf_counter()
     made.write.format("noop").mode("overwrite").save()
     return count / (time.perf_counter() - started)

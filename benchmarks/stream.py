@@ -2,13 +2,14 @@
 How fast do messages pass a stage, compared to ``RDD.pipe``?
 
 ``AsyncSupervisor.answers`` through the C echo worker, a run at a time, and ``stream``,
-one result for each message. Against them ``RDD.pipe("cat")`` from PySpark on the same messages, twice:
+one result for each message, against ``RDD.pipe("cat")`` from PySpark on the same
+messages, twice:
 
 * from the driver and back to it, which is what both do;
 * cached next to Spark's Python workers and only counted there, which is what a job
   does that stays within Spark, on all cores. No target; it shows where the limit is.
 
-Only etlstage says which reply is whose.
+Only etlstage reports which reply belongs to which message.
 """
 
 from __future__ import annotations

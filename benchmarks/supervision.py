@@ -168,7 +168,7 @@ def _crashing() -> Row:
 
 
 def _started(stage: Stage) -> float:
-    """Return the rate of a run without crashes, had it to start as many workers."""
+    """Return the rate of a run without crashes that also starts as many workers."""
     seconds = COUNT / _rate(stage)
     began = time.perf_counter()
 
@@ -215,7 +215,7 @@ async def _kill_and_wait() -> list[float]:
     times = []
     async with AsyncSupervisor(_stage(SIGNING, 1)) as supervisor:
         for _ in range(KILLS + 1):
-            # Having answered, it is started again without a delay.
+            # A worker that has answered is restarted without a delay.
             (before,) = await supervisor.submit([b"who"])
             began = time.perf_counter()
             os.kill(int(before.outputs[0]), signal.SIGKILL)

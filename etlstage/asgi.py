@@ -14,8 +14,8 @@ A stage behind HTTP: what a service of Starlette or FastAPI needs around a super
     app = Starlette(routes=[Route("/", clean, methods=["POST"])], lifespan=service.lifespan)
     service.install(app)  # probes, metrics, errors
 
-The workers live as long as the application does. What clients are shown of an error is
-what concerns them: who the worker was, its command and its stderr are in the log.
+The workers run as long as the application does. Clients see only the part of an error
+that concerns them: the worker's name, command and stderr are only logged.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ class StageService:
 
     Args:
         stage: What to run.
-        timeout: Seconds that one :meth:`ask` may wait; None: that of the stage.
-        drain: Seconds in which requests under way may end once the server stops.
+        timeout: Seconds that one :meth:`ask` may wait; None: only the stage's limits.
+        drain: Seconds that requests in progress may take once the server stops.
         max_pending: Messages that may wait for their results; more are answered 503.
         meter: Where to count what happens; ``/metrics`` shows it.
-        launch: What starts the workers; by default what their dialect asks for.
+        launch: Starts the workers; by default as their dialect requires.
 
     """
 
@@ -89,7 +89,8 @@ class StageService:
         Run the workers: the ``lifespan`` of an application, or a part of it.
 
         Raises:
-            WorkerStartFailed: If the program is not there: the server does not start.
+            WorkerStartFailed: If the program does not exist; then the server does not
+                start.
 
         """
         async with AsyncSupervisor(
@@ -111,17 +112,17 @@ class StageService:
         app.router.routes.append(Route("/ready", self._ready))
         if self.meter is not None:
             app.router.routes.append(Route("/metrics", self._metrics))
-        # TimeoutError is what `ask` raises, and it is Python's own: others are 504, too.
+        # `ask` raises Python's own TimeoutError, so any other one becomes 504, too.
         for error in (EtlstageError, TimeoutError):
             app.add_exception_handler(error, self._explain)
 
     @property
     def supervisor(self) -> AsyncSupervisor:
         """
-        The supervisor, for all that :meth:`ask` does not do.
+        The supervisor, for everything that :meth:`ask` does not do.
 
         Raises:
-            InvalidState: If the application does not serve.
+            InvalidState: If the application is not serving.
 
         """
         if self._running is None:
@@ -153,7 +154,7 @@ class StageService:
 
     @property
     def health(self) -> Health:
-        """As :attr:`AsyncSupervisor.health`; *starting* before the application is up."""
+        """:attr:`AsyncSupervisor.health`; *starting* before the application is up."""
         running = self._running
         return Health("starting") if running is None else running.health
 
@@ -168,7 +169,7 @@ class StageService:
         return self._probe(up=self.health.state in {"ready", "degraded"})
 
     def _probe(self, *, up: bool) -> Response:
-        # Not the reason, which names workers and what they died of.
+        # Without the reason, which names workers and why they died.
         state = {"state": self.health.state}
         return JSONResponse(state, status_code=200 if up else 503)
 
@@ -177,7 +178,7 @@ class StageService:
         return Response(self.meter.render(), headers={"Content-Type": CONTENT_TYPE})
 
     async def _explain(self, request: Request, error: Exception) -> Response:
-        """Return what a client is to know of an error; the rest is logged."""
+        """Return what a client may know of an error; log it if the status is 5xx."""
         headers: dict[str, str] | None = None
         match error:
             case WorkerRefusal():

@@ -1,20 +1,21 @@
 """
-Messages as bytes that may wait on a disk: the one format of all files of messages.
+Blocks of messages on a disk: the one format of all files of messages.
 
 A file is a sequence of blocks. A block is a head of 32 bytes and an Arrow stream of one
-record batch: in its first column are messages, in others what goes with them. The head
-holds the number of messages, which number the first has in the file, and what the
-checksums are, its own the last. So a message has an id that stays as long as its file,
-its number; and of a file whose end was never written, all whole blocks can be read. A
-block that is whole and is not what was written is an error that names it.
+record batch: its first column holds messages, other columns hold data about them. The
+head holds the number of messages, the number of the first message in the file, and the
+checksums, the head's own last. So the number of a message identifies it as long as the
+file exists, and all whole blocks can be read from a file whose end was never written. A
+whole block that is not what was written raises an error that names it.
 
 ::
 
     "ETB1"  messages: u32  bytes: u64  first: u64  crc of the bytes: u32  of the head: u32
 
-Numbers are little-endian. A checksum of 0 is none: what the block is a part of has one
-of all its bytes, and a second would be half of the cost of a journal. Executors write blocks without having this package: what
-makes a block is a function that travels by value.
+Numbers are little-endian. A checksum of 0 means none: the block is part of something
+that has a checksum of all its bytes, and a second one would be half of the cost of a
+journal. Executors write blocks without having this package: the function that makes a
+block is sent to them by value.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ def block_of(run: Run, first: int, *, summed: bool = True) -> list[bytes]:
 
 
 def block_head(head: bytes | memoryview) -> tuple[int, int, int, int]:
-    """Return messages, bytes, first and checksum; raises ValueError for no such head."""
+    """Return messages, bytes, first and checksum; raises ValueError if damaged."""
     (crc,) = struct.unpack("<I", head[-4:])
     magic, count, size, first, sum_ = struct.unpack(_HEAD, head[:-4])
     if magic != _MAGIC or crc != crc32(head[:-4]):
@@ -107,15 +108,14 @@ class Blocks:
     Iterates over the blocks of a file, one in memory at a time.
 
     Args:
-        read: Reads so many bytes of the file, or fewer at its end; from where it
-            stands.
-        name: Of the file, for errors.
-        start: Where that is, in bytes.
+        read: Reads that many bytes from the file's current position, fewer at its end.
+        name: Name of the file, for errors.
+        start: The file's current position, in bytes.
         first: The number of the next message, if it is known.
 
     Attributes:
-        end: Where the last whole block ends, in bytes: what is behind it was never
-            written in whole, and is to be cut before more is appended.
+        end: Where the last whole block ends, in bytes: what follows was never written
+            completely, and has to be cut off before more is appended.
         messages: The number that the next message has.
 
     Raises:

@@ -1,7 +1,7 @@
 """
-Messages that are held in Arrow: no Python object for each of them.
+Messages that are held in Arrow, without a Python object for each of them.
 
-A :class:`Column` is a run of messages, :class:`Replies` are what was made of one. Both
+A :class:`Column` is a run of messages, :class:`Replies` are the replies to one. Both
 are sequences, so code that does not know them can still work with them.
 
 No worker imports this module.
@@ -36,13 +36,13 @@ __all__ = (
 
 _CHUNK: Final = 8192
 _SPARED: Final = 500_000
-"""Values that take Python as long as pandas does to be imported."""
+"""Number of values that Python converts in the time it takes to import pandas."""
 _CODES: Final = {pa.int32(): "i", pa.int64(): "q", pa.float64(): "d"}
 _OF: Final = {pa.int32(): int, pa.int64(): int, pa.float64(): float, pa.bool_(): bool}
 _KINDS: Final = {bytes: pa.binary(), str: pa.string(), int: pa.int64()}
 OVERHEAD: Final = 8
-"""Bytes of memory that a message in Arrow takes beside its own: where it ends, and in
-which reply it is."""
+"""Bytes of memory that a message in Arrow takes besides its own, for the offset of its
+end and the number of its reply."""
 
 
 class Column(Packed):
@@ -82,7 +82,7 @@ class Column(Packed):
 
     @classmethod
     def joined(cls, columns: Iterable[Column]) -> Column:
-        """Return the messages of several, one behind the other."""
+        """Return the messages of several columns, one after the other."""
         return cls(pa.concat_arrays([column.array for column in columns]))
 
     @property
@@ -91,7 +91,7 @@ class Column(Packed):
         return extent(self.array)
 
     def fingerprint(self, before: tuple[int, int]) -> tuple[int, int]:
-        """Return a checksum of these messages, continued from that of those before."""
+        """Return a checksum of these messages that continues the one before them."""
         if not len(self):
             return before
         sizes = pc.binary_length(self.array).buffers()[1].slice(0, 4 * len(self))
@@ -104,7 +104,7 @@ class Column(Packed):
 
     @property
     def problem(self) -> str | None:
-        """Why they are no messages, or None."""
+        """Why the array does not hold messages, or None."""
         if self.array.type != pa.binary():
             return f"expected an Arrow array of binary, got {self.array.type}"
         if self.array.null_count:
@@ -124,7 +124,7 @@ class Replies(Sequence[tuple[bytes, ...]]):
     Args:
         values: The messages of all replies, binary.
         offsets: Where in ``values`` each reply begins, and where the last one ends;
-            None: each is one message.
+            None: each reply is one message.
 
     """
 
@@ -161,7 +161,7 @@ class Replies(Sequence[tuple[bytes, ...]]):
 
     @classmethod
     def of(cls, groups: Groups) -> Replies:
-        """Return ``groups``, a list where a closer look was needed, as Arrow."""
+        """Return ``groups`` as Arrow; they are a list where the fast path failed."""
         if isinstance(groups, Replies):
             return groups
         messages = [message for group in groups for message in group]
@@ -169,7 +169,7 @@ class Replies(Sequence[tuple[bytes, ...]]):
         return cls(array_of(messages, pa.binary()), from_zero(ends))
 
     def emptied(self, places: Sequence[int]) -> Replies:
-        """Return the replies without the messages of some, which have one each."""
+        """Return the replies with some emptied, each of which has one message."""
         kept = bytearray(b"\1" * len(self._values))
         offsets = self._offsets
         first = array_of(places, pa.int64())
@@ -198,7 +198,7 @@ class Replies(Sequence[tuple[bytes, ...]]):
 
     @property
     def owners(self) -> pa.Int64Array | None:
-        """For each of the values, the number of its reply; None if that is its own."""
+        """The number of each value's reply; None: it is the value's own number."""
         if self._offsets is None:
             return None
         lists = pa.ListArray.from_arrays(self._offsets, self._values)
@@ -209,11 +209,12 @@ class Epoch:
     """
     Messages that are loaded together, in load order.
 
-    A list of bytes costs three times what its messages hold, Arrow four bytes for each.
+    A list of bytes takes three times the size of its messages; Arrow takes four bytes
+    more for each message.
 
     Attributes:
-        messages: How many they are.
-        size: How many bytes they hold.
+        messages: Number of messages.
+        size: Number of bytes in the messages.
 
     """
 
@@ -224,7 +225,7 @@ class Epoch:
         self._chunks: list[pa.Array] = []
 
     def add(self, run: Run, size: int) -> None:
-        """Take ``run``, whose messages hold ``size`` bytes."""
+        """Add ``run``, whose messages have ``size`` bytes."""
         self.messages += len(run)
         self.size += size
         if isinstance(run, Column) and len(run) >= _CHUNK // 16:
@@ -232,7 +233,7 @@ class Epoch:
             self._chunks.append(run.array)
             return
         self._pending += run
-        # Runs may be as small as one message: a chunk each would cost more.
+        # Runs may be as small as one message: a chunk for each would cost more.
         if len(self._pending) >= _CHUNK or size >= _CHUNK * 16:
             self._settle()
 
@@ -242,7 +243,7 @@ class Epoch:
         return pa.chunked_array(self._chunks, pa.binary())
 
     def strings(self) -> pa.ChunkedArray:
-        """Return the messages as strings, null in place of what is not UTF-8."""
+        """Return the messages as strings, null in place of those not in UTF-8."""
         chunks = [strings_of(chunk) for chunk in self.binary().chunks]
         return pa.chunked_array(chunks, pa.string())
 
@@ -253,7 +254,7 @@ class Epoch:
 
 
 def strings_of(values: pa.BinaryArray) -> pa.StringArray:
-    """Return values as text, null where one is no UTF-8."""
+    """Return values as text, null where one is not UTF-8."""
     try:
         return values.cast(pa.string())
     except pa.ArrowInvalid:
@@ -268,11 +269,11 @@ def _text(value: bytes) -> str | None:
 
 
 def array_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Return values in Arrow: bytes, text, or whatever else it has a type for."""
+    """Return values as an Arrow array: bytes, text, or any other type of Arrow's."""
     is_text = kind in (pa.binary(), pa.string())
     if is_text and (bounds := _bounds_of(values)) is not None:
         return _made(kind, len(values), None, bounds, b"".join(values))
-    # pa.array would import pandas, where it is, to ask whether they are a Series.
+    # pa.array would import pandas, if installed, to check whether they are a Series.
     _Spared.count += len(values)
     if _Spared.count > _SPARED:
         return pa.array(values, kind)
@@ -288,12 +289,12 @@ def array_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     try:
         numbers = array(_CODES[kind], [v or 0 for v in values])
     except OverflowError:
-        return pa.array(values, kind)  # which raises an error of Arrow's
+        return pa.array(values, kind)  # which raises Arrow's own error
     return _made(kind, len(values), _present(values), numbers)
 
 
 class _Spared:
-    """How many values there were that pandas was not imported for."""
+    """Counts the values that were converted without importing pandas."""
 
     count = 0
 
@@ -311,7 +312,7 @@ def _made(kind: pa.DataType, count: int, *buffers: Any) -> pa.Array:  # noqa: AN
 
 
 def _present(values: Sequence[object]) -> bytearray | None:
-    """Return which values there are; None: all."""
+    """Return a bitmap of the values that are not None; None: all are."""
     return _bits([v is not None for v in values]) if None in values else None
 
 
@@ -324,7 +325,7 @@ def _bits(values: Sequence[bool | None]) -> bytearray:
 
 
 def one_of(value: bytes | str | int) -> pa.Scalar:
-    """Return a value in Arrow; likewise."""
+    """Return a value as an Arrow scalar; see :func:`array_of`."""
     return array_of([value], _KINDS[type(value)])[0]
 
 
@@ -343,7 +344,7 @@ def _bounds(array: pa.BinaryArray) -> tuple[int, int]:
 
 
 def content(array: pa.BinaryArray) -> bytes:
-    """Return the bytes of all elements, one behind the other."""
+    """Return the bytes of all elements, one after the other."""
     if not len(array):
         return b""
     first, last = _bounds(array)
@@ -352,5 +353,5 @@ def content(array: pa.BinaryArray) -> bytes:
 
 
 def from_zero(ends: pa.Int32Array) -> pa.Int32Array:
-    """Return where each of some pieces begins, and the last one ends."""
+    """Return the offsets of consecutive pieces, from 0 on, given where each ends."""
     return pa.concat_arrays([array_of([0], pa.int32()), ends.cast(pa.int32())])

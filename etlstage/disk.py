@@ -1,4 +1,4 @@
-"""What it takes for files and their names to outlive a crash of the machine."""
+"""Make files and their names durable, so that they outlive a crash of the machine."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ("make", "sync", "sync_all", "sync_up")
 
 def make(folder: Path, mode: int = 0o777) -> None:
     """
-    Make a folder, and its parents; what is there is left as it is.
+    Make a folder and its parents; existing ones are left unchanged.
 
-    The names of those that were made are durable then.
+    The names of the new folders are durable afterwards.
 
     Args:
         folder: The folder.
-        mode: Of those that are made, without what the umask takes.
+        mode: Mode of the new folders, subject to the umask.
 
     Raises:
         OSError: If it can't be made.
@@ -39,15 +39,15 @@ def sync(folder: Path) -> None:
 
 def sync_all(folder: Path) -> None:
     """
-    Make durable all that is in a folder, and in those within; follows no link.
+    Make everything in a folder and its subfolders durable; links are not followed.
 
-    What somebody removes meanwhile is left out.
+    What is removed meanwhile is skipped.
     """
     for inner, _, files in os.walk(folder):
         for name in files:
             path = os.path.join(inner, name)
             with suppress(FileNotFoundError):
-                # A link may lead nowhere, and to open a pipe is to wait.
+                # A link may be dangling, and opening a pipe would block.
                 if stat.S_ISREG(os.lstat(path).st_mode):
                     _fsync(path)
         with suppress(FileNotFoundError):
@@ -55,16 +55,16 @@ def sync_all(folder: Path) -> None:
 
 
 def sync_up(folders: Iterable[Path]) -> None:
-    """Make durable the names in folders, and those of the folders themselves."""
+    """Make the names in folders durable, and those of the folders themselves."""
     done: set[Path] = set()
     for folder in map(Path.resolve, folders):
         sync(folder)
         device = folder.stat().st_dev
-        # Beyond the device is where it was mounted, which was there before us.
+        # Another device holds the mount point, which existed before.
         for path in folder.parents:
             if path in done or path.stat().st_dev != device:
                 break
-            with suppress(PermissionError):  # one that was there: others made it
+            with suppress(PermissionError):  # an existing folder that others made
                 sync(path)
             done.add(path)
 

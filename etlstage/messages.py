@@ -1,10 +1,9 @@
 """
-What travels between stages, and what became of it.
+Messages between stages, and their results.
 
-A message is opaque bytes.
-Messages travel in *runs*, plain lists or, where Spark is at an end, Arrow columns: an
-object per message costs more than the message itself, so nothing here wraps a single
-one on its way through.
+A message is opaque bytes. Messages travel in *runs*, which are plain lists or, where an
+end uses Arrow, columns: an object per message costs more than the message itself, so
+nothing here wraps single messages on their way.
 """
 
 from __future__ import annotations
@@ -45,14 +44,14 @@ Run: TypeAlias = Sequence[bytes]
 :class:`~etlstage.columns.Column`."""
 
 Groups: TypeAlias = Sequence[tuple[bytes, ...]]
-"""For each of some messages what was made of it: a list, :class:`Singles`, or
+"""The outputs of each of some messages: a list, :class:`Singles`, or
 :class:`~etlstage.columns.Replies`."""
 
 
 OVERHEAD: Final = 56
-"""Bytes of memory that a message in a list takes beside its own: 33 of its object, up
-to 15 that round it to a multiple of 16, and 8 of each of its places, in a list and in a
-tuple. It is what bounds are judged by: short messages take thirty times their size."""
+"""Bytes of memory that a message in a list takes besides its own: 33 for its object, up
+to 15 to round that to a multiple of 16, and 8 for each reference, in a list and in a
+tuple. Bounds include it: short messages take thirty times their size."""
 
 
 class Packed(Sequence[bytes]):
@@ -73,7 +72,7 @@ class Packed(Sequence[bytes]):
     @property
     @abstractmethod
     def problem(self) -> str | None:
-        """Why they are no messages, or None."""
+        """Why they are not messages, or None."""
 
 
 class Singles(Sequence[tuple[bytes, ...]]):
@@ -81,8 +80,8 @@ class Singles(Sequence[tuple[bytes, ...]]):
     Replies of one message each, as nearly all are, without a tuple for each of them.
 
     Args:
-        messages: That of each reply.
-        gaps: Where among the replies there are some that have none, rising.
+        messages: The messages of the replies that have one.
+        gaps: Indexes of the replies that have none, in ascending order.
 
     """
 
@@ -139,9 +138,9 @@ class AnnotatedRun(Sequence[bytes]):
         AnnotatedRun([b"a", b"b"], key=[7, 8])
 
     Args:
-        messages: However they are held.
-        columns: By name; as long as there are messages. ``key`` holds numbers, equal
-            for messages that keep their order. A batch out of two runs has the columns
+        messages: A run of any type.
+        columns: Columns by name, as long as ``messages``. ``key`` holds numbers, equal
+            for messages that keep their order. A batch made of two runs has the columns
             that both have, as lists.
 
     """
@@ -193,13 +192,13 @@ def counted(count: int, noun: str, plural: str | None = None) -> str:
 
 def sound(run: object, number: int = 0) -> tuple[Run, TypeError | None]:
     """
-    Return what a caller gave as messages, up to the first that is none, and its error.
+    Return a caller's messages up to the first invalid one, and the error for that.
 
-    Lists are copied: the caller may use his again.
+    Lists are copied, as the caller may reuse them.
 
     Args:
-        run: What he gave.
-        number: Messages that he gave before.
+        run: What the caller passed.
+        number: Number of messages that the caller passed before.
 
     """
     if isinstance(run, Packed):
@@ -209,7 +208,7 @@ def sound(run: object, number: int = 0) -> tuple[Run, TypeError | None]:
     if type(run) is not list and (_is_one(run) or not isinstance(run, Sequence)):
         return [], TypeError(f"expected a run of messages, got {_kind(run)}")
     messages = [*run]
-    # Of all ways to look at each, this is the fastest in Python.
+    # This is the fastest way in Python to check the type of each message.
     if (speedups.compiled and speedups.compiled.measure(messages) is not None) or list(
         map(type, messages)
     ).count(bytes) == len(messages):
@@ -225,7 +224,7 @@ def sound(run: object, number: int = 0) -> tuple[Run, TypeError | None]:
 
 
 def refuse_one(messages: object) -> None:
-    """Raise TypeError if that is one message and not an iterable of messages."""
+    """Raise TypeError for one message in place of an iterable of messages."""
     if _is_one(messages):
         raise TypeError(
             f"expected an iterable of messages, got {_kind(messages)};"
@@ -257,8 +256,8 @@ def _annotated(run: AnnotatedRun, number: int) -> tuple[Run, TypeError | None]:
 
 
 def plain(messages: Run) -> Run:
-    """Return the messages without what is beside them."""
-    # A list, as nearly all are, is spared the look at what kind of sequence it is.
+    """Return the messages without the columns beside them."""
+    # Nearly all runs are lists, which skip the slower isinstance() this way.
     if type(messages) is list or not isinstance(messages, AnnotatedRun):
         return messages
     return messages.messages
@@ -269,7 +268,7 @@ def size_of(messages: Run) -> int:
     if speedups.compiled and type(messages) is list:
         size = speedups.compiled.measure(messages)
     else:
-        # A column knows, and need not be taken apart.
+        # A column knows its size without being taken apart.
         size = getattr(messages, "size", None)
     return sum(map(len, messages)) if size is None else size
 
@@ -283,14 +282,14 @@ def cost_of(messages: Run) -> int:
 
 
 def joined(groups: Groups) -> Run:
-    """Return the messages of all groups, in order, held as they are in there."""
-    # Singles, and replies in Arrow, have them behind each other already.
+    """Return the messages of all groups, in order, as a list or an Arrow column."""
+    # Singles, and replies in Arrow, hold their messages in one sequence already.
     messages: Run | None = getattr(groups, "messages", None)
     return list(chain.from_iterable(groups)) if messages is None else messages
 
 
 def concatenated(first: Run, second: Run) -> Run:
-    """Return the messages of two runs that are to travel as one."""
+    """Return the messages of two runs that are to travel as one run."""
     if type(first) is type(second):
         return first + second  # type: ignore[operator,no-any-return]
     return [*first, *second]
@@ -309,10 +308,10 @@ class StageKind(Enum):
 
 class Result(NamedTuple):
     """
-    What became of one message.
+    The result of one message.
 
-    A worker answers a batch as a whole: the outputs of a batch are those of its
-    last message, so that outputs never come before a message they depend on.
+    A worker answers a batch as a whole: all outputs of a batch belong to its last
+    message, so that outputs never come before a message that they depend on.
     """
 
     message: bytes
@@ -328,20 +327,20 @@ class Passed(NamedTuple):
 
     stage: str
     counts: Sequence[int]
-    """Its account."""
+    """The counts of its account."""
     letters: int = 0
     """Bytes of its dead letters on disk."""
 
 
 class Position(NamedTuple):
     """
-    A point in the stream of an extract stage from which it can read on.
+    A point in the stream of an extract stage from which reading can resume.
 
-    It travels behind the messages that it covers, and is acknowledged when the
-    load stage has made all of them durable.
+    It travels after the messages that it covers, and is acknowledged when the load
+    stage has made all of them durable.
     """
 
     value: object
-    """What the source needs to read on; plain JSON."""
+    """What the source needs to resume reading; plain JSON."""
     passed: tuple[Passed, ...] = ()
-    """The stages behind which it is."""
+    """The stages that it has passed."""

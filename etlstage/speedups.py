@@ -1,9 +1,9 @@
 """
-What is compiled, if it is.
+The compiled functions, if there are any.
 
 ``_speedups.c`` finds boundaries several times as fast as Python can. It is built when
 etlstage is installed and there is a C compiler; without one, in a zip, and with
-``ETLSTAGE_PURE=1`` in the environment, Python does it all, with the same results.
+``ETLSTAGE_PURE=1`` in the environment, Python does everything, with the same results.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Compiled(Protocol):
     """
     The functions of ``_speedups.c``.
 
-    Each returns None where Python has to take a closer look.
+    Each returns None for input that Python has to handle.
     """
 
     def measure(self, messages: list[bytes], /) -> int | None:
@@ -31,7 +31,7 @@ class Compiled(Protocol):
     def join_list(
         self, messages: list[bytes], markers: tuple[bytes | None, ...], limit: int, /
     ) -> bytes | None:
-        """Return sound messages, each with its EOM."""
+        """Return valid messages, each followed by its EOM."""
 
     def join_column(
         self,
@@ -43,22 +43,22 @@ class Compiled(Protocol):
         limit: int,
         /,
     ) -> bytes | None:
-        """Do likewise with ``count`` elements of an Arrow array, from ``first`` on."""
+        """Do the same with ``count`` elements of an Arrow array, from ``first`` on."""
 
     def split(
         self, data: bytes, eom: bytes, eop: bytes, columns: bool, /
     ) -> tuple[Any, Any, Any, int] | None:
         """
-        Return the messages of sound replies, their bounds, and where the last ends.
+        Return the messages of valid replies, their bounds, and where the last ends.
 
         Messages are a list, or the data and the bounds of an Arrow array. Then come the
-        replies, a list of tuples, or how many messages end before each does; None means
-        that each is one message.
+        replies: a list of tuples, or how many messages end before each reply does; None
+        means that each reply is one message.
         """
 
 
 def find() -> Compiled | None:
-    """Return what is compiled, or None where Python does it all."""
+    """Return the compiled functions, or None if Python does everything."""
     if os.environ.get("ETLSTAGE_PURE"):
         return None
     try:
@@ -70,4 +70,4 @@ def find() -> Compiled | None:
 
 
 compiled: Compiled | None = find()
-"""What :func:`find` has found."""
+"""The compiled functions, or None; see :func:`find`."""

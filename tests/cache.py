@@ -1,4 +1,4 @@
-"""What tests need of others, installed once into the cache folder of the user."""
+"""Third-party programs that tests need, installed once into the user's cache folder."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """
 Databases of the tests: PostgreSQL in a process of its own, and the drivers of Java.
 
-What is missing is installed from Debian's packages, by root; others are shown what to
-install. The server refuses to run as root, and is then run by the user of its package.
-It is no child of the tests; the watchdog of workers ends it with them, killed or not.
+Missing programs are installed from Debian's packages, by root; other users are shown
+what to install. The server refuses to run as root, and is then run by the user of its
+package. It is not a child process of the tests; the watchdog of workers ends it with
+them, even if they are killed.
 """
 
 from __future__ import annotations
@@ -62,12 +63,12 @@ class SQLite:
 
 class PostgreSQL:
     """
-    A server that is empty, on the loopback interface.
+    An empty server on the loopback interface.
 
     Attributes:
-        port: Where it listens.
-        pid: Its process, and the group of that.
-        database: Which of its databases is meant.
+        port: The port it listens on.
+        pid: PID of its process, and of the process group.
+        database: The database that statements are for.
 
     """
 
@@ -84,7 +85,7 @@ class PostgreSQL:
 
     @property
     def options(self) -> dict[str, str]:
-        """Options by which Spark finds it."""
+        """Options with which Spark connects to it."""
         return {
             "url": f"jdbc:postgresql://127.0.0.1:{self.port}/{self.database}",
             "driver": "org.postgresql.Driver",
@@ -93,7 +94,7 @@ class PostgreSQL:
         }
 
     def create(self) -> None:
-        """Make its files."""
+        """Create its data folder."""
         secret = self._folder / "password"
         secret.write_text(_PASSWORD)
         names = "-U", self.user, "-A", "scram-sha-256", "--pwfile", str(secret)
@@ -151,7 +152,7 @@ class PostgreSQL:
         )
 
     def _run(self, program: str, *arguments: str) -> None:
-        # Not to a pipe: the server would hold it.
+        # Not to a pipe, which the server would keep open.
         with (self._folder / program).open("w+") as said:
             done = subprocess.run(
                 [self._programs / program, "-D", self._folder / "data", *arguments],
@@ -186,7 +187,7 @@ def postgresql() -> Iterator[PostgreSQL]:
 
 
 def _programs() -> Sequence[Path]:
-    """Return the folders of programs of each version."""
+    """Return the folders of programs, one for each version, the newest last."""
     found = _VERSIONS.glob("*/bin/postgres")
     return sorted(
         (path.parent for path in found), key=lambda path: int(path.parent.name)
@@ -194,7 +195,7 @@ def _programs() -> Sequence[Path]:
 
 
 def _owner() -> str | None:
-    """Return who runs the server, if we may not."""
+    """Return the user who runs the server, if we may not."""
     if os.geteuid():
         return None
     for name in ("postgres", "nobody"):
@@ -208,7 +209,7 @@ def _owner() -> str | None:
 
 
 def install(packages: Sequence[str]) -> None:
-    """Install packages of Debian, as root; others are shown which."""
+    """Install packages of Debian, as root; other users are shown which."""
     if not packages:
         return
     wanted = f"apt-get install {' '.join(packages)}"
@@ -229,7 +230,7 @@ def install(packages: Sequence[str]) -> None:
 
 
 def url_of(server: PostgreSQL) -> str:
-    """Return where a server is, for drivers of Python."""
+    """Return the URL of a server, for drivers of Python."""
     password = server.password.replace(" ", "%20")
     at = f"127.0.0.1:{server.port}/{server.database}"
     return f"postgresql://{server.user}:{password}@{at}"

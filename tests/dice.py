@@ -1,4 +1,4 @@
-"""Dice in place of Hypothesis where a thousand small decisions make an example."""
+"""A random generator in place of Hypothesis, where an example is many decisions."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Played: TypeAlias = Callable[[Random], None]
 
 def diced(throws: int) -> Callable[[Played], Callable[[], None]]:
     """
-    Run a test with dice, so many times for each of 25 seeds.
+    Run a test with a random generator, ``throws`` times for each of 25 seeds.
 
-    To draw a decision costs Hypothesis more than what it decides. It draws the seeds
-    alone, and can't shorten what fails: the error has the dice, to be thrown again.
+    Drawing a decision costs Hypothesis more than the decision itself. So it draws only
+    the seeds, and can't shorten a failing example: the error shows how to repeat it.
     """
 
     def decorate(play: Played) -> Callable[[], None]:

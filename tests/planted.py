@@ -1,8 +1,8 @@
 """
 Stages with a worker that writes too much or too little, drawn from a seed.
 
-A run may fail, but one that shows that it is done has every row once, in its place, or
-a dead letter for it. Where the fault is one of certain messages, these are found.
+A run may fail, but one that is reported as done has every row once, in its place, or a
+dead letter for it. If only certain messages have the fault, exactly these are found.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ AGAIN = (
     "-c",
     "import sys\nfor m in sys.stdin: print(end='\\0', flush=True)\nprint('\\0')",
 )
-"""A worker that answers once more at its end, when its last reply was passed on."""
+"""A worker that writes one more reply at its end, when its last one was passed on."""
 FAULTS = ("none", "surplus", "late", "random", "omit", "refuse", "banner")
 FOUND = ("none", "surplus", "omit", "refuse")
 """Faults of certain messages, which are reported in time."""
@@ -88,14 +88,14 @@ FOUND = ("none", "surplus", "omit", "refuse")
 
 @dataclass(frozen=True)
 class Plan:
-    """One run."""
+    """One run, and its expected dead letters."""
 
     seed: int
     fault: str
     stage: Stage
     messages: list[bytes]
     culprits: set[bytes]
-    """What is to be dead-lettered of a run that is done, if that can be known."""
+    """Messages that a completed run must dead-letter, if they can be known."""
 
     @property
     def ordered(self) -> bool:
@@ -103,14 +103,14 @@ class Plan:
         return self.stage.pool.max == 1 or self.stage.order is Order.TOTAL
 
     def check_failure(self, error: Exception | None, doubtful: int) -> None:
-        """A run may fail where the fault comes and goes, or has come too late."""
+        """Assert that a run may fail: its fault is intermittent, or came too late."""
         assert self.fault != "none", f"seed {self.seed}: a false alarm: {error}"
         assert self.fault not in FOUND or doubtful, f"seed {self.seed}: {error}"
 
     def check(
         self, made: Sequence[bytes], dead: Collection[bytes], *, ordered: bool
     ) -> None:
-        """Of a run that is done each row is there once, or dead-lettered."""
+        """Assert that each row of a completed run is there once, or dead-lettered."""
         about = f"seed {self.seed}: {self.fault}"
         alive = [m.upper() for m in self.messages if m not in dead]
         assert sorted(made) == sorted(alive), f"{about}: a row is wrong"
@@ -119,7 +119,7 @@ class Plan:
 
 
 def plan(seed: int) -> Plan:
-    """Return what to run."""
+    """Return the run of a seed."""
     draw = random.Random(seed)  # noqa: S311 - to be drawn again
     fault = draw.choice(FAULTS)
     mode = draw.choice((Mode.SINGLE, Mode.BATCH_SUPERVISOR, Mode.BATCH_WORKER))

@@ -1,4 +1,4 @@
-"""Stages for tests, of which a helper passes on whatever it was given."""
+"""Stages for tests, for helpers that pass on any settings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ("staged",)
 
 
 def staged(command: Sequence[str], /, **settings: Any) -> Stage:  # noqa: ANN401
-    """Return a stage, called ``t`` by default, with a program's settings."""
+    """Return a stage, named ``t`` by default; settings may be its program's, too."""
     known = settings_of(WorkerProgram)
     own = {name: settings.pop(name) for name in known if name in settings}
     worker = WorkerProgram(command=own.pop("command", command), **own)

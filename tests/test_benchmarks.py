@@ -1,4 +1,4 @@
-"""What the comparison of two commits rests on."""
+"""The preparation of a comparison of two commits."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_package_from_an_archive_is_compiled(tmp_path: Path) -> None:
 
 
 def test_a_package_without_c_code_is_left_alone(tmp_path: Path) -> None:
-    """One of a commit before there was any."""
+    """Commits before the C code have nothing to compile."""
     (tmp_path / "etlstage").mkdir()
 
     compile_speedups(tmp_path)

@@ -35,7 +35,7 @@ def read(data: bytes) -> tuple[list[list[bytes]], int]:
 def test_all_whole_blocks_are_read(
     runs: list[list[bytes]], data: st.DataObject
 ) -> None:
-    """Wherever a file ends that was not written to its end (issue 14)."""
+    """An incomplete file may end at any byte (issue 14)."""
     blocks = written(runs)
     whole = b"".join(blocks)
     assert read(whole) == (runs, len(whole))
@@ -64,7 +64,7 @@ def test_flipped_bit_is_found_and_named(data: st.DataObject) -> None:
 
 
 def test_messages_have_numbers() -> None:
-    """From the first on, also when reading begins in the middle; none may be missing."""
+    """They count on when reading begins in the middle, and none may be missing."""
     first, second, third = written(RUNS)
     blocks = Blocks(BytesIO(first + second + third).read, name="x")
     assert [block.first for block in blocks] == [0, 2, 3]
@@ -79,7 +79,7 @@ def test_messages_have_numbers() -> None:
 
 
 def test_columns_beside_the_messages() -> None:
-    """They come back; Arrow's memory is not copied message by message."""
+    """They are read back, and a sliced column is written as it is."""
     batch = pa.record_batch({"m": pa.array([b"x"], pa.binary()), "key": pa.array([7])})
     (block,) = Blocks(BytesIO(b"".join(making()(batch, 0))).read, name="x")
     assert block.batch == batch

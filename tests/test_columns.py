@@ -30,12 +30,12 @@ def column(*messages: bytes) -> Column:
 
 @pytest.fixture
 def three() -> Column:
-    """Return three messages, behind one that is cut off."""
+    """Return three messages, sliced from a longer column."""
     return column(b"cut", *MESSAGES)[1:]
 
 
 def test_fingerprint_of_a_column_is_that_of_its_messages(three: Column) -> None:
-    """However it is cut; where one ends and the next begins makes a difference."""
+    """Slices don't change it, but the places where messages end do."""
     whole = three.fingerprint((0, 0))
     assert three[1:].fingerprint(three[:1].fingerprint((0, 0))) == whole
     assert three[:0].fingerprint(whole) == whole
@@ -53,7 +53,7 @@ def test_column_is_a_sequence_of_messages(three: Column) -> None:
 
 
 def test_column_knows_its_size(three: Column) -> None:
-    """Without being taken apart; what was cut off does not count."""
+    """Only the messages of a slice count."""
     assert three.size == 8
     assert three.longest == 5
     assert column().size == column().longest == 0
@@ -61,7 +61,7 @@ def test_column_knows_its_size(three: Column) -> None:
 
 
 def test_content_is_what_is_in_the_column(three: Column) -> None:
-    """One message behind the other."""
+    """The messages follow each other without a separator."""
     assert content(three.array) == b"onethree"
     assert content(column().array) == content(column(b"").array) == b""
     assert extent(three.array) == 8
@@ -85,7 +85,7 @@ def test_replies_are_a_sequence_of_groups() -> None:
 
 
 def test_replies_of_one_message_each_need_no_offsets(three: Column) -> None:
-    """They are their messages."""
+    """The messages are the replies."""
     replies = Replies(three.array)
 
     assert list(replies) == [(message,) for message in MESSAGES]
@@ -94,7 +94,7 @@ def test_replies_of_one_message_each_need_no_offsets(three: Column) -> None:
 
 
 def test_replies_know_whose_a_message_is() -> None:
-    """By the number of the reply."""
+    """``owners`` has the number of each message's reply."""
     owners = Replies.of(GROUPS).owners
 
     assert owners is not None
@@ -102,18 +102,18 @@ def test_replies_know_whose_a_message_is() -> None:
 
 
 def test_replies_are_taken_in_order() -> None:
-    """No one needs every other one."""
+    """A slice with a step is not supported."""
     with pytest.raises(AssertionError, match="replies are taken in order"):
         Replies.of(GROUPS)[::2]
 
 
 def test_first_piece_begins_at_zero() -> None:
-    """And each other one where the one before it ends."""
+    """Each further piece begins where the one before it ends."""
     assert from_zero(pa.array([2, 2, 5])).to_pylist() == [0, 2, 2, 5]
 
 
 def test_replies_can_be_emptied() -> None:
-    """Those that have one message each; the others keep theirs."""
+    """The replies at the given places lose their messages; others keep theirs."""
     values = pa.array([b"a", b"b", b"c", b"d"], pa.binary())
     assert [*Replies(values).emptied([1, 3])] == [(b"a",), (), (b"c",), ()]
     offsets = pa.array([0, 1, 3, 3, 4], pa.int32())
@@ -135,7 +135,7 @@ def test_messages_keep_their_order_over_runs() -> None:
 
 
 def test_large_columns_are_kept_as_they_are() -> None:
-    """Between lists, in their order."""
+    """Their place between lists is kept, too."""
     epoch, column = Epoch(), Column(pa.array([b"x"] * 600, pa.binary()))
     for run in ([b"a"], column, [b"b"]):
         epoch.add(run, len(run))
@@ -191,7 +191,7 @@ def test_values_in_arrow(
 def test_values_of_another_type_are_refused_by_arrow(
     value: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With an error of its own."""
+    """The error is Arrow's own."""
     monkeypatch.setattr(columns._Spared, "count", 0)
     with pytest.raises((pa.ArrowInvalid, OverflowError)) as ours:
         array_of([value], pa.int32())

@@ -1,4 +1,4 @@
-"""Words that several errors have."""
+"""Texts and attributes of errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_close_word_is_what_was_meant() -> None:
 
 
 def test_reason_is_a_part_of_a_sentence() -> None:
-    """As the system reports it, or as it was raised with."""
+    """It is the system's reason, or else the text of the exception."""
     assert os_reason(OSError(28, "No space left on device")) == (
         "no space left on device"
     )
@@ -29,13 +29,13 @@ def test_reason_is_a_part_of_a_sentence() -> None:
 
 
 def test_refusal_has_the_words_of_the_worker() -> None:
-    """And the number that it gave."""
+    """It has the worker's code, too."""
     error = WorkerRefusal("stage t: no", stage="t", code=42, reason="no")
     assert (error.stage, error.code, error.reason) == ("t", 42, "no")
 
 
 def test_damage_that_is_passed_over_keeps_its_bytes() -> None:
-    """For the dead letter of it."""
+    """They are needed for its dead letter."""
     error = InputDamaged("stage in: no message", stage="in", data=b"ab")
     assert (error.stage, error.data) == ("in", b"ab")
 
@@ -44,7 +44,7 @@ def test_damage_that_is_passed_over_keeps_its_bytes() -> None:
     ("count", "words"), [(1, "1 message"), (4000, "4,000 messages")]
 )
 def test_doubtful_messages_are_counted(count: int, words: str) -> None:
-    """Which of them have the replies of others no one knows."""
+    """It is not known which of them have the replies of others."""
     error = RepliesDoubtful(count, stage="t")
     assert str(error).startswith(f"stage t: results of {words} may be mismatched: ")
     assert error.stage == "t"

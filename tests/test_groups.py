@@ -18,7 +18,7 @@ STARTS: dict[str, Callable[[], object]] = {
 
 @pytest.mark.parametrize("start", STARTS.values(), ids=STARTS)
 def test_core_starts_no_process(start: Callable[[], object]) -> None:
-    """A test that does fails, with the mark to set."""
+    """A test that starts one fails, and the error names the mark to set."""
     with pytest.raises(
         AssertionError, match=r"\[\w+\] starts a process: mark it with 'process'"
     ):

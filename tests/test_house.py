@@ -1,4 +1,4 @@
-"""What ``pyproject.toml`` has for the core is true of its tests, too."""
+"""The tests are in line with what ``pyproject.toml`` has for the core."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def decides(path: Path) -> bool:
 
 
 def test_each_module_of_the_core_has_its_test_file() -> None:
-    """Of its name, in the folder of its name."""
+    """The file has the module's name, in the folder of the module's folder."""
     tests = {path: Path("tests", *path.parts[1:-1]) for path in modules()}
     missing = [
         str(path)
@@ -47,7 +47,7 @@ def test_each_module_of_the_core_has_its_test_file() -> None:
 
 
 def test_coverage_is_measured_of_the_core() -> None:
-    """Of all that the contract names, and of nothing else."""
+    """The contract and the coverage name the same modules."""
     assert SETTINGS["coverage"]["run"]["include"] == [
         f"{path}/*" if (ROOT / path).is_dir() else f"{path}.py" for path in CORE
     ]
@@ -57,7 +57,7 @@ def test_coverage_is_measured_of_the_core() -> None:
 
 
 def test_a_class_name_stands_once() -> None:
-    """It shows which class is meant, wherever it is read."""
+    """So a class name is never ambiguous."""
     found: Counter[str] = Counter()
     for path in (ROOT / "etlstage").rglob("*.py"):
         nodes = ast.parse(path.read_text()).body

@@ -1,4 +1,4 @@
-"""What travels between stages, and words for it."""
+"""Runs of messages and replies, and texts about them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_count_is_reported_with_its_noun(count: int, words: str) -> None:
 
 
 def test_a_count_of_what_has_a_plural_of_its_own() -> None:
-    """Nor is it "2 replys"."""
+    """The plural of "reply" is not "replys"."""
     assert counted(1, "reply", "replies") == "1 reply"
     assert counted(2, "reply", "replies") == "2 replies"
 
@@ -59,19 +59,19 @@ def test_what_is_beside_messages_is_sliced_with_them() -> None:
 
 
 def test_plain_messages_have_nothing_beside_them() -> None:
-    """They are held as before."""
+    """They stay in the container that they were in."""
     assert plain(AnnotatedRun(COLUMN, key=[7, 8, 9])) is COLUMN
     assert plain(MESSAGES) is MESSAGES
 
 
 @pytest.mark.parametrize("run", [MESSAGES, COLUMN, AnnotatedRun(COLUMN)])
 def test_size_is_that_of_the_messages(run: Run) -> None:
-    """However they are held; no marker counts."""
+    """Their container does not matter, and no marker counts."""
     assert size_of(run) == 8
 
 
 def test_cost_is_that_of_memory() -> None:
-    """An object takes many times what a short message has, Arrow does not (issue 10)."""
+    """An object takes far more than a short message has; Arrow does not (issue 10)."""
     assert cost_of(MESSAGES) == 8 + 3 * OVERHEAD
     assert cost_of(COLUMN) == cost_of(AnnotatedRun(COLUMN)) == 8 + 3 * COLUMN_OVERHEAD
     for length in range(2, 100):
@@ -80,7 +80,7 @@ def test_cost_is_that_of_memory() -> None:
 
 
 def test_joined_groups_are_held_as_before() -> None:
-    """A list of groups as a list, replies in Arrow as a column."""
+    """A list of groups becomes a list, replies in Arrow become a column."""
     groups = [(b"a", b"b"), (), (b"c",)]
 
     assert joined(groups) == [b"a", b"b", b"c"]
@@ -97,7 +97,7 @@ def test_joined_groups_are_held_as_before() -> None:
 def test_replies_of_one_message_may_have_gaps(
     replies: list[tuple[bytes, ...]], start: int, end: int | None
 ) -> None:
-    """They are what a list of them would be, whatever is cut off (issue 10)."""
+    """They behave as a list of them would, whatever the slice (issue 10)."""
     gaps = [place for place, reply in enumerate(replies) if not reply]
     found = Singles([message for reply in replies for message in reply], gaps)
     assert (list(found), len(found)) == (replies, len(replies))
@@ -110,7 +110,7 @@ def test_replies_of_one_message_may_have_gaps(
 
 
 def test_runs_of_one_kind_stay_of_that_kind() -> None:
-    """Of two kinds, a list is what both can be."""
+    """Runs of two kinds become a list."""
     assert concatenated([b"a"], [b"b"]) == [b"a", b"b"]
     assert isinstance(concatenated(COLUMN, COLUMN), Column)
     assert concatenated(COLUMN, [b"b"]) == [*MESSAGES, b"b"]
@@ -129,7 +129,7 @@ def test_runs_of_one_kind_stay_of_that_kind() -> None:
     "run", [MESSAGES, tuple(MESSAGES), [bytearray(b"one"), b"", memoryview(b"three")]]
 )
 def test_messages_of_a_caller_become_a_list_of_bytes(run: object) -> None:
-    """He may use his own list, and his buffers, again (issue 10)."""
+    """The caller may reuse the list and the buffers (issue 10)."""
     messages, error = sound(run)
 
     assert (messages, error) == (MESSAGES, None)
@@ -147,7 +147,7 @@ def test_columns_of_a_caller_stay_columns(run: Run) -> None:
 
 
 def test_what_comes_before_a_mistake_is_sound() -> None:
-    """What is beside the messages is cut with them (issue 10)."""
+    """Columns beside the messages are cut with them (issue 10)."""
     run = AnnotatedRun([b"a", b"b", "c", b"d"], key=[1, 2, 3, 4])  # type: ignore[list-item]
     messages, error = sound(run, 10)
 
@@ -170,7 +170,7 @@ def test_what_comes_before_a_mistake_is_sound() -> None:
     ],
 )
 def test_what_is_no_run_is_reported(run: object, text: str) -> None:
-    """None of it is sound (issue 10)."""
+    """No message of it is accepted (issue 10)."""
     messages, error = sound(run)
 
     assert len(messages) == 0

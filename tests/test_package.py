@@ -15,7 +15,7 @@ def test_version_is_that_of_the_distribution() -> None:
 
 
 def test_version_of_a_source_tree(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is no release."""
+    """It is not a release."""
 
     def absent(name: str) -> str:
         raise importlib.metadata.PackageNotFoundError(name)

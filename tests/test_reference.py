@@ -1,4 +1,4 @@
-"""What the reference lists is all that there is."""
+"""The reference lists everything that exists."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def first_cells(page: str) -> list[str]:
 
 
 def test_every_metric_has_an_entry() -> None:
-    """And none is listed that is not there (issue 27)."""
+    """No entry is for a metric that does not exist (issue 27)."""
     listed = {name for name in first_cells("metrics.md") if name.startswith("etlstage")}
     whole = set(re.findall(r'"(etlstage_\w+_(?:total|seconds|in_flight))"', SOURCE))
     parts = re.findall(r'counter\(\s*"((?!etlstage)\w+)"', SOURCE)
@@ -50,13 +50,13 @@ def test_every_metric_has_an_entry() -> None:
 
 
 def test_every_reason_of_a_failure_has_an_entry() -> None:
-    """As they are labelled (issue 27)."""
+    """The entries are values of the label (issue 27)."""
     names = first_cells("metrics.md")
     assert set(names[-len(get_args(FailureCause)) :]) == set(get_args(FailureCause))
 
 
 def test_every_event_has_an_entry() -> None:
-    """Of those that a supervisor reports (issue 27)."""
+    """These are the events that a supervisor reports (issue 27)."""
     listed = {name for name in first_cells("events.md") if name[0].isupper()}
     assert listed == {event.__name__ for event in get_args(events.SupervisorEvent)}
 
@@ -70,7 +70,7 @@ PUBLIC: Final = (
 
 @pytest.mark.parametrize("module", PUBLIC)
 def test_every_error_has_an_entry(module: str) -> None:
-    """Of those that a public module has; bases are in a sentence (issue 27)."""
+    """Errors of public modules are listed; bases are in a sentence (issue 27)."""
     found = importlib.import_module(f"etlstage.{module}")
     kinds = [getattr(found, name) for name in found.__all__]
     page = PAGES[DOCS / "reference" / "errors.md"]
@@ -84,7 +84,7 @@ def test_every_error_has_an_entry(module: str) -> None:
 
 
 def test_every_variable_has_an_entry() -> None:
-    """Of those that workers get, and of those that are read (issue 27)."""
+    """These are the variables that workers get, and those that are read (issue 27)."""
     page = PAGES[DOCS / "reference" / "environment.md"]
     ours = set(re.findall(r"\bETLSTAGE_[A-Z]+\b", SOURCE)) - {"ETLSTAGE_NAME"}
     assert [
@@ -94,21 +94,21 @@ def test_every_variable_has_an_entry() -> None:
 
 @pytest.mark.parametrize("kind", [CommitRecord, DeadLetter])
 def test_every_key_of_a_format_has_an_entry(kind: Any) -> None:  # noqa: ANN401 - a class
-    """Of what a state directory holds (issue 27)."""
+    """The formats are those of a state directory (issue 27)."""
     page = PAGES[DOCS / "reference" / "state.md"]
     names = kind.__dataclass_fields__
     assert [name for name in names if f"`{name}`" not in page] == []
 
 
 def test_errors_name_topics_that_there_are() -> None:
-    """Several do (issue 27)."""
+    """Several errors name one, and each is a page (issue 27)."""
     named = set(re.findall(r"etlstage help ([a-z][\w-]+)", SOURCE))
     assert len(named) >= 3
     assert named <= {path.stem for path in PAGES}
 
 
 def test_names_of_the_python_api_are_there() -> None:
-    """Each in its module, and the fields of a stage in their class (issue 27)."""
+    """Each is in its module; the left column may be a field of a stage (issue 27)."""
     rows = re.findall(
         r"^\| `([\w.]+)` \| (.*?) \|",
         PAGES[DOCS / "reference" / "python.md"],
@@ -125,7 +125,7 @@ def test_names_of_the_python_api_are_there() -> None:
 
 
 def test_every_key_has_an_example_that_is_valid() -> None:
-    """But for those that hold other keys (issue 27)."""
+    """Only keys that hold other keys have none (issue 27)."""
     rows = re.findall(
         r"^\| `([\w.]+)` \| .*? \| .*? \| (?:`(.*?)`)? \| 0\.\d+ \|",
         PAGES[DOCS / "reference" / "keys.md"],

@@ -19,7 +19,7 @@ MARKERS = Markers()
 
 @pytest.fixture
 def fast() -> Compiled:
-    """The compiled module, where it was built."""
+    """Return the compiled module; skip the test where it was not built."""
     if compiled is None:
         pytest.skip("not compiled: no C compiler at installation, or ETLSTAGE_PURE")
     return compiled
@@ -47,13 +47,13 @@ def ends(*numbers: int) -> bytes:
 def test_nothing_outside_of_a_column_is_read(
     fast: Compiled, bounds: bytes, first: int, count: int
 ) -> None:
-    """Whatever its bounds are (issue 13)."""
+    """Bounds outside of the data are an error (issue 13)."""
     with pytest.raises(ValueError, match="an element lies outside of its column"):
         fast.join_column(bounds, b"abc", first, count, MARKERS, 9)
 
 
 def test_bounds_may_begin_anywhere(fast: Compiled) -> None:
-    """Where no number of four bytes would begin by itself, too (issue 13)."""
+    """They need not be aligned in memory, either (issue 13)."""
     moved = memoryview(b"x" + ends(1, 2, 3))[1:]
     assert fast.join_column(moved, b"abc", 0, 2, MARKERS, 9) == b"b\nc\n"
     assert fast.join_column(moved, b"abc", 1, 1, MARKERS, 9) == b"c\n"
@@ -75,7 +75,7 @@ def test_what_is_not_sound_is_left_to_python(fast: Compiled) -> None:
 
 
 def test_only_a_list_is_measured(fast: Compiled) -> None:
-    """It looks where the pointers of a list are, and nowhere else (issue 13)."""
+    """The code reads the pointers of a list, so it refuses other types (issue 13)."""
     other: Any = (b"a", b"bc")
     with pytest.raises(SystemError):
         fast.measure(other)
@@ -88,7 +88,7 @@ def test_only_a_list_is_measured(fast: Compiled) -> None:
 
 
 class Named(bytes):
-    """Bytes, and more than that."""
+    """A subclass of bytes."""
 
 
 @given(
@@ -100,7 +100,7 @@ class Named(bytes):
     )
 )
 def test_what_a_caller_gives_is_measured_as_python_does(run: list[Any]) -> None:
-    """How far it is sound, what is wrong behind that, and its bytes (issue 13)."""
+    """The valid part, the error after it, and the size are the same (issue 13)."""
     found = []
     for twin in TWINS:
         with using(twin):
@@ -122,7 +122,7 @@ def test_other_markers_do_no_harm(
 
 
 def test_many_are_found_as_a_few_are(fast: Compiled) -> None:
-    """However often the room for them has grown (issue 13)."""
+    """Their buffer may grow any number of times (issue 13)."""
     messages = [b"%d" % n for n in range(5000)]
     wire = fast.join_list(messages, MARKERS, 9)
     assert wire == b"\n".join((*messages, b""))
@@ -136,7 +136,7 @@ def test_many_are_found_as_a_few_are(fast: Compiled) -> None:
 
 
 def test_environment_turns_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who suspects it can have Python do it all (issue 13)."""
+    """A user who suspects the compiled code can turn it off (issue 13)."""
     monkeypatch.setenv("ETLSTAGE_PURE", "1")
     assert find() is None
 

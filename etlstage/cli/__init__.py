@@ -28,8 +28,8 @@ def main() -> NoReturn:
         code = run_command()
     finally:
         deafen()
-    # Without taking the interpreter down, which takes longer than some commands: a
-    # process that is killed meanwhile has an exit code that belies its report.
+    # Exit without shutting the interpreter down, which takes longer than some commands:
+    # if killed meanwhile, the process would have an exit code that belies its report.
     atexit._run_exitfuncs()
     flush_streams()
     os._exit(code)

@@ -16,9 +16,9 @@ from etlstage.telemetry.terminal import harmless
 
 __all__ = ("Box", "Joint", "clean", "plot", "stages")
 
-HIGH: Final = 62  # of a box
+HIGH: Final = 62  # height of a box
 EDGE: Final = 20
-BELOW: Final = 76  # for dead letters
+BELOW: Final = 76  # room below a box for dead letters
 ACROSS: Final = 1000  # a plot is stretched to whatever room there is
 UP: Final = 100
 TIP: Final = (
@@ -37,7 +37,7 @@ class Box(NamedTuple):
     """The label of its dead letters; empty: there is no arrow to them."""
     bad: bool = False
     whole: str = ""
-    """The name, if it was cut."""
+    """The full name, if ``name`` was cut."""
 
 
 class Joint(NamedTuple):
@@ -48,7 +48,7 @@ class Joint(NamedTuple):
 
 
 def clean(text: str) -> str:
-    """Return as HTML a text that came from outside: nothing hidden, nothing active."""
+    """Return a text from outside as HTML, with nothing hidden and nothing active."""
     return escape(harmless(text, lines=True))
 
 
@@ -67,11 +67,11 @@ def stages(
 
     Args:
         boxes: The stages.
-        links: What is written at the arrows between them, if anything is.
-        attributes: Of the outermost tag.
-        head: What stands before all else.
+        links: Labels of the arrows between them, if any.
+        attributes: Attributes of the outermost tag.
+        head: What comes before everything else.
         wide: Width of a box.
-        gap: Room between two.
+        gap: Space between two boxes.
         across: Boxes in a row.
 
     """
@@ -103,7 +103,7 @@ def _box(box: Box, x: int, y: int, wide: int) -> Iterator[str]:
         f'<rect class="stage{mark}" x="{x}" y="{y}" width="{wide}" height="{HIGH}"'
         f' rx="8">{whole}</rect>'
     )
-    # In a picture of its own what is too long is cut.
+    # A nested <svg> clips text that is too long.
     yield (
         f'<svg x="{x}" y="{y}" width="{wide}" height="{HIGH}">'
         f'<text class="name" x="{middle}" y="25">{clean(box.name)}</text>'
@@ -125,7 +125,7 @@ def _link(link: Joint, start: int, end: int, y: int) -> Iterator[str]:
 
 
 def _to_next_row(width: int, above: int, y: int) -> Iterator[tuple[int, int]]:
-    """Yield the way from the last box of a row to the first of the next."""
+    """Yield the points of the line from a row's last box to the first of the next."""
     start, end, between = above + HIGH // 2, y + HIGH // 2, y - EDGE
     right, left = width - EDGE // 2, EDGE // 2
     yield width - EDGE, start
@@ -147,8 +147,8 @@ def plot(spans: Sequence[RunSpan], number: int) -> str:
     Return how fast one stage was, as steps.
 
     Args:
-        spans: The whole time, in parts.
-        number: Of the stage.
+        spans: The whole run, in parts.
+        number: Index of the stage.
 
     """
     end, most = spans[-1].end, max(span.rates[number] for span in spans)

@@ -1,4 +1,4 @@
-"""What a failure looks like: one clear line each, a traceback only if asked for."""
+"""Report failures: one clear line each, a traceback only if asked for."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ FAILED = 1
 WRONG_USAGE = 2
 
 _BEFORE: Final = 60
-"""Columns of a long line that are shown in front of the caret."""
+"""Maximum columns of a long line that are shown before the caret."""
 _LEAST: Final = 40
-"""Columns that are shown however narrow a terminal is."""
+"""Minimum width of output in columns, however narrow a terminal is."""
 SHOWN_LINES: Final = 3
-"""Lines of an error, or of an event, that a terminal shows."""
+"""Maximum lines of an error, or of an event, on a terminal."""
 REST: Final = " ... (--debug shows all)"
 
 
@@ -65,10 +65,10 @@ def show_error(error: Exception, *, debug: bool, secrets: Secrets | None = None)
 @contextmanager
 def naming(what: object) -> Iterator[None]:
     """
-    Make of a file that can't be used, but was named by the user, an error of usage.
+    Turn the error of a file that the user named into an error of usage.
 
     Args:
-        what: What stands before the system's reason.
+        what: The text before the system's reason.
 
     """
     try:
@@ -78,10 +78,10 @@ def naming(what: object) -> Iterator[None]:
 
 
 def _fitted(text: str, limit: int | None) -> str:
-    """Return what a terminal shows, broken at words: what matters comes first."""
+    """Return a text wrapped at words; if too long, its less important end is cut."""
     if not sys.stderr.isatty():
         return text
-    from etlstage.cli.screen import Screen  # costs a start more than all of this
+    from etlstage.cli.screen import Screen  # slower to import than everything here
 
     width = max(Screen(stderr=True).width, _LEAST)
     lines = [
@@ -92,7 +92,7 @@ def _fitted(text: str, limit: int | None) -> str:
             width,
             max_lines=limit,
             placeholder=REST,
-            # A path is best broken by the terminal, which can put it together.
+            # A long path is best broken by the terminal, which can rejoin it.
             break_long_words=limit is not None,
             break_on_hyphens=False,
         )
@@ -105,12 +105,12 @@ def _show_excerpt(excerpt: Excerpt) -> None:
     from rich.cells import cell_len
     from rich.text import Text
 
-    from etlstage.cli.screen import Screen  # costs a start more than all of this
+    from etlstage.cli.screen import Screen  # slower to import than everything here
 
     screen = Screen(stderr=True)
     if not screen.watched:
         return
-    # What stands there was written by the user: secrets are references to it.
+    # The line is as the user wrote it: secrets appear only as references.
     line, before = harmless(excerpt.line), harmless(excerpt.line[: excerpt.column - 1])
     margin = f"{excerpt.number:>6} | "
     room = max(screen.width - len(margin), _LEAST)
@@ -122,6 +122,6 @@ def _show_excerpt(excerpt: Excerpt) -> None:
 
 
 def complain(text: str, *, as_: str = "error", lines: int | None = None) -> None:
-    """Print a line about what is wrong; on a terminal maybe so many and no more."""
+    """Print what is wrong; on a terminal in at most ``lines`` lines, unless None."""
     text = f"etlstage: {as_}: {harmless(text, lines=True)}"
     typer.echo(_fitted(text, lines), err=True)

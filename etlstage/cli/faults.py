@@ -1,4 +1,4 @@
-"""The faults of a pipeline file: who injects them, and the report of what they led to."""
+"""Inject the faults of a pipeline file, and report what they led to."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _CONDITIONS: Final = (
     "worker",
 )
 
-_TIMES: Final = 1000  # that a report has of each fault
+_TIMES: Final = 1000  # occurrences of each fault in a report, at most
 
 
 class InjectedFaults:
     """
-    What goes wrong in a run.
+    The faults that are injected into a run.
 
     Args:
-        seed: For faults with a probability.
+        seed: Seed for faults with a probability.
 
     """
 
@@ -46,15 +46,15 @@ class InjectedFaults:
         dialects: Mapping[str, str],
     ) -> Launch:
         """
-        Return what starts workers as ``inner`` does, with these faults.
+        Return a function that starts workers as ``inner`` does, with these faults.
 
         Args:
-            inner: What starts them.
-            faults: Those in the file.
-            dialects: What the workers of each stage speak.
+            inner: Starts the workers.
+            faults: The faults in the file.
+            dialects: The name of each stage's dialect.
 
         Raises:
-            Invalid: If one of them can't have such a fault.
+            Invalid: If a dialect can't have such a fault.
 
         """
         reasons = [unknown(f.kind, dialects[f.stage]) for f in faults]
@@ -84,7 +84,7 @@ class InjectedFaults:
             out.print(line, soft_wrap=True, highlight=False, markup=False)
 
     def report(self) -> list[dict[str, object]]:
-        """Return the same, each time by itself, as plain JSON."""
+        """Return the same as plain JSON, with each occurrence listed."""
         return [
             {
                 "stage": keys.stage,

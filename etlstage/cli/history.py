@@ -1,8 +1,8 @@
 """
-How fast a run was, all along: counts of the stages, taken now and then.
+The rates of a run over time, from samples of its stages' counts.
 
-Memory is bounded however long a run takes: when there are too many samples every other
-one goes, and from then on they are taken half as often.
+Memory is bounded however long a run takes: when there are too many samples, every other
+one is dropped, and from then on they are taken half as often.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ("History", "RunSpan")
 
 EVERY: Final = 0.25
 MOST: Final = 240
-"""Samples: a plot has no more points to show them. An even number keeps the last."""
+"""Maximum number of samples, as a plot can show no more; if even, the last is kept."""
 
 
 class RunSpan(NamedTuple):
@@ -43,7 +43,7 @@ class History:
         self._ledger = ledger
         self._samples: list[tuple[float, list[int]]] = []
         self.every: float = EVERY
-        """Seconds from one sample to the next, for now."""
+        """Seconds from one sample to the next, at present."""
 
     async def keep(self) -> None:
         """Take samples until cancelled."""
@@ -58,7 +58,7 @@ class History:
         """Take a sample at the time ``now``, in seconds of any clock."""
         taken = now, [account.processed for account in self._ledger]
         samples = self._samples
-        # In a moment all rates are extreme: the last sample may come at any time.
+        # Rates over a short moment are extreme, and the last sample may come any time.
         if len(samples) > 1 and now - samples[-1][0] < self.every / 2:
             samples[-1] = taken
             return

@@ -1,9 +1,9 @@
 """
-The report of a run as one page for people.
+The report of a run as an HTML page.
 
-The page needs nothing but itself: no script, no font, no picture from elsewhere, and its
-policy lets a browser fetch none. All texts that came from outside, names included, are
-escaped, and shown without what hides or turns text.
+The page is self-contained: it has no script, font or picture from elsewhere, and its
+policy keeps browsers from fetching any. All texts that came from outside, names
+included, are escaped, and characters that hide or reverse text are made visible.
 """
 
 from __future__ import annotations
@@ -101,9 +101,9 @@ td {{ white-space: normal; }} .long {{ min-width: 0; width: auto; }} }}
 """
 
 CAUSES: Final = 50
-"""That are shown, the most frequent ones."""
+"""Maximum number of causes that are shown, the most frequent ones."""
 FAULTS: Final = 20
-"""Failures of workers that are shown, the last ones."""
+"""Maximum number of worker failures that are shown, the last ones."""
 DIGEST: Final = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
 POLICY: Final = (
     f"default-src 'none'; style-src 'sha256-{DIGEST}'; base-uri 'none';"
@@ -118,7 +118,7 @@ COLUMNS: Final = {
     **dict.fromkeys(("time (UTC)", "first (UTC)", "last (UTC)", "example"), ""),
     **dict.fromkeys(("cause", "what happened"), LONG),
 }
-"""Of tables, those that are no numbers."""
+"""Attributes of the table columns that do not hold numbers."""
 
 
 def page(
@@ -130,7 +130,7 @@ def page(
     Args:
         report: The report.
         spans: How fast the stages were; empty if that was not sampled.
-        causes: The dead letters of the run.
+        causes: The dead letters of the run, by cause.
 
     """
     title = f"{clean(report.name)}: {report.status}"
@@ -236,7 +236,7 @@ def _ledger(report: Report) -> Iterator[str]:
         for a, row in zip(ledger, rows, strict=True):
             row[-1:] = ["-" if a.began is None else f"{a.began:.1f} s", f"{row[-1]} s"]
     if any(a.busy for a in ledger):
-        # The share of the run in which a worker held a message: most in the slow stage.
+        # The share of the run in which a worker held a message: most in slow stages.
         heads.append("busy")
         for a, row in zip(ledger, rows, strict=True):
             row.append(f"{min(1.0, a.busy / report.seconds):.0%}" if a.busy else "-")

@@ -1,4 +1,4 @@
-"""What was written for another system, printed as the stage of a pipeline file."""
+"""Print settings of another system as the stage of a pipeline file."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def written(made: Translation, files: Sequence[Path], stage: str) -> Iterator[st
 
     Args:
         made: The keys.
-        files: Where they are from.
+        files: The files that the keys come from.
         stage: Kind of the stage.
 
     """
-    # A name that came from outside is no more than a comment.
+    # A name from outside must not become more than a comment.
     names = json.dumps([file.name for file in files])
     yield f"# From {names[1:-1]}."
     for dropped in made.dropped:

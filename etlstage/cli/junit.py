@@ -1,4 +1,4 @@
-"""Outcomes of tests as the XML that JUnit's readers take."""
+"""Results of tests in the XML format of JUnit."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ __all__ = ("XmlCase", "junit", "write")
 
 
 class XmlCase(NamedTuple):
-    """What became of one test."""
+    """The result of one test."""
 
     name: str
     seconds: float
     failures: Sequence[tuple[str, str]] = ()
-    """Of each: in a line what was wrong, and the whole text."""
+    """For each failure, a line about what was wrong, and the whole text."""
     skipped: str = ""
-    """Why it was not made."""
+    """Why it was not run."""
     printed: str = ""
-    """What was reported although it has passed."""
+    """What was reported although it passed."""
 
 
 def junit(name: str, cases: Sequence[XmlCase]) -> str:

@@ -37,7 +37,7 @@ __all__ = (
 )
 
 NEEDED: Final = ("name", "extract", "load")
-"""Keys without which a file is no pipeline."""
+"""Keys without which a file is not a pipeline."""
 
 
 class Letters(NamedTuple):
@@ -49,23 +49,23 @@ class Letters(NamedTuple):
     """The state directory."""
     settled: Settled
     only: str | None = None
-    """The stage whose file it is, if it is one."""
+    """The stage, if the place is its file of dead letters."""
     stages: list[str] | None = None
     """Names that a letter's stage may have; None if they are unknown."""
 
 
 def find(place: Path, changes: Changes) -> Letters:
     """
-    Return where the letters are that ``place`` stands for.
+    Return where the letters are that ``place`` refers to.
 
     Args:
         place: A pipeline file, its state directory, or a file of dead letters.
         changes: What is laid over the pipeline.
 
     Raises:
-        ConfigError: If there is no such place, or there is no pipeline that could be
-            changed.
-        StateUnusable: If it is not known what became of letters.
+        ConfigError: If there is no such place, or changes are given without a pipeline
+            file.
+        StateUnusable: If the records of what became of letters can't be read.
 
     """
     letters = place.suffix == SUFFIX and place.is_file()
@@ -88,7 +88,7 @@ def find(place: Path, changes: Changes) -> Letters:
 
 def chosen(found: Letters, stage: str | None) -> Iterator[DeadLetter]:
     """
-    Yield the letters of a stage, or all; report those that are torn.
+    Yield the letters of a stage, or all; report truncated ones.
 
     Raises:
         ConfigError: If the pipeline has no such stage, or a file can't be read.
@@ -110,11 +110,11 @@ def ids_of(
     found: Letters, numbers: Sequence[str], stage: str | None
 ) -> set[str] | None:
     """
-    Return the ids of the letters that are meant; None for all.
+    Return the ids of the chosen letters; None for all.
 
     Args:
         found: Where to look.
-        numbers: Their ids, or beginnings that no others have; empty: all.
+        numbers: Their ids, or unambiguous beginnings of ids; empty: all.
         stage: The only stage to look at, or None.
 
     Raises:
@@ -127,7 +127,7 @@ def ids_of(
 
 
 def one_of(found: Letters, number: str, stage: str | None = None) -> DeadLetter:
-    """Return the letter of an id, or of its beginning; raises as :func:`ids_of`."""
+    """Return a letter by its id, or the beginning of it; raises as :func:`ids_of`."""
     letter: DeadLetter | None = None
     ids: list[str] = []
     for other in chosen(found, stage):
@@ -155,10 +155,10 @@ def one_of(found: Letters, number: str, stage: str | None = None) -> DeadLetter:
 
 def check_ended(delivery: Delivery) -> None:
     """
-    Assert that no run is to be gone on with that writes its last letters anew.
+    Check that no interrupted run will resume and write its last letters again.
 
     Raises:
-        StateUnusable: If one was interrupted.
+        StateUnusable: If a run was interrupted.
 
     """
     record = delivery.record
@@ -170,7 +170,7 @@ def check_ended(delivery: Delivery) -> None:
 
 
 def as_read(letter: DeadLetter) -> bytes:
-    """Return what the stage's worker must read to answer the message."""
+    """Return the bytes that the stage's worker reads for the message."""
     dialect = letter.config.get("dialect")
     if dialect is None:
         return letter.message  # a load stage without workers
@@ -186,9 +186,9 @@ def _check_stage(stage: str, known: Sequence[str]) -> None:
 
 
 def _pipeline(path: Path, changes: Changes) -> Document:
-    """Return a pipeline file of which little need be right."""
+    """Return a pipeline file, of which only a few keys need be valid."""
     document = read(path, changes)
-    # The rest may be wrong, or want variables that are not set here.
+    # The rest may be wrong, or need variables that are not set here.
     ours = [p for p in document.problems if p.loc[:1] in ((), ("name",), ("state",))]
     document.problems[:] = ours
     document.check()
@@ -201,7 +201,7 @@ def _pipeline(path: Path, changes: Changes) -> Document:
 
 
 def _checked_state(folder: Path) -> Path:
-    """Return the state directory that is ``folder``, or that holds it."""
+    """Return the state directory: ``folder``, or the one that contains it."""
     if folder.name == FOLDER:
         return folder.absolute().parent
     if (folder / FOLDER).is_dir() or any(folder.glob(RECORDS)):

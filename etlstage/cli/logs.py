@@ -1,9 +1,9 @@
 """
-Where events go: for people on a terminal, as JSON lines everywhere else.
+Logging of events: for people on a terminal, as JSON lines everywhere else.
 
-The library only emits events; what becomes of them is decided here, once, for the
-process. On a terminal they share a console with the progress display, so that
-neither tears the other.
+The library only emits events; where they go is decided here, once for the process. On a
+terminal, events share a console with the progress display, so that neither garbles the
+other.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def configure(
     Args:
         screen: Stderr, where the progress display may be, too.
         verbosity: How much is logged, and how.
-        secrets: What is not to be shown.
+        secrets: Texts that must not be shown.
 
     """
     debug = verbosity.debug
@@ -77,15 +77,15 @@ def configure(
         ),
         cache_logger_on_first_use=False,
     )
-    # What libraries log is printed as if nothing were set up, but for Py4J's tracebacks
-    # of calls that also raise: it would set up logging itself, to show them.
+    # Other libraries' records are printed as if logging were not set up, except Py4J's
+    # tracebacks of calls that also raise: it would set up logging itself to show them.
     if logging.lastResort is not None and not debug:
         logging.lastResort.addFilter(_is_for_us)
         logging.getLogger().addHandler(logging.lastResort)
 
 
 def _is_for_us(record: logging.LogRecord) -> bool:
-    """Return whether no other handler has a record, and Py4J has not logged it."""
+    """Return whether no other handler gets a record, and it is not Py4J's."""
     logger = logging.getLogger(record.name)
     while logger.parent is not None:
         if logger.handlers:
@@ -97,17 +97,17 @@ def _is_for_us(record: logging.LogRecord) -> bool:
 def _without_secrets(
     secrets: Secrets, _logger: WrappedLogger, _method: str, event: EventDict
 ) -> EventDict:
-    """Conceal the texts of an event, which has no level and no time yet."""
+    """Conceal secrets in an event, before its level and time are added."""
     concealed: EventDict = secrets.concealed(event)
     return concealed
 
 
 def _without_steps(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
     """
-    Drop what the outcome of a message will show.
+    Drop events that the outcome of a message makes redundant.
 
-    A worker that died of its message is started again, and the message tried again:
-    in the end it is answered, or an event or the run's error has the reason.
+    A worker that died from a message is restarted, and the message is tried again: in
+    the end it is answered, or an event or the run's error has the reason.
     """
     said = event.get("event")
     if said == RESTARTED or (said == EXITED and event.get("in_flight")):
@@ -116,12 +116,12 @@ def _without_steps(_logger: WrappedLogger, _method: str, event: EventDict) -> Ev
 
 
 def _as_is(line: Text, _limit: int | None) -> Text:
-    """Return a line for who has room for it."""
+    """Return a line unchanged, for output of any width."""
     return line
 
 
 def _fitted(screen: Screen, line: Text, limit: int | None) -> Text:
-    """Return a line in as many as a terminal needs for it, broken at words."""
+    """Return a line wrapped at words for a terminal, up to ``limit`` lines."""
     lines = list(line.wrap(screen, screen.width))
     if limit is not None and len(lines) > limit:
         del lines[limit:]

@@ -1,8 +1,8 @@
 """
 What ``etlstage run --metrics`` serves over HTTP while a pipeline runs.
 
-``/metrics`` is for Prometheus, ``/live`` and ``/ready`` for who starts and restarts
-containers. A thread serves them, so that they answer whatever the run waits for.
+``/metrics`` is for Prometheus, ``/live`` and ``/ready`` are for whatever manages the
+container. A thread serves them, so that they answer whatever the run is waiting for.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ _TEXT: Final = "text/plain; charset=utf-8"
 
 class MetricsServer:
     """
-    Serves the metrics of one run, from its entering to its end.
+    Serves the metrics of one run, while the server is entered.
 
     Args:
         address: ``PORT`` or ``HOST:PORT``; without a host, only this machine is
-            served. Port 0 is any that is free.
+            served. Port 0 is any free port.
 
     Raises:
-        ConfigError: If it is no address, or can't be listened on, or
+        ConfigError: If the address is invalid or can't be listened on, or
             prometheus-client is not installed.
 
     """
 
     def __init__(self, address: str) -> None:
         self.meter: PrometheusMeter = PrometheusMeter()
-        """What counts."""
+        """Counts what happens in the run."""
         self.ledger: Ledger | None = None
-        """That of the run; until then it is not ready."""
+        """The ledger of the run, which is not ready until this is set."""
         host, port = _parsed(address)
         try:
             self._server = _Server(host, port)
@@ -73,7 +73,7 @@ class MetricsServer:
 
     @property
     def url(self) -> str:
-        """Where the metrics are."""
+        """The URL of the metrics."""
         host, port = self._server.server_address[:2]
         name = f"[{host!s}]" if ":" in str(host) else host
         return f"http://{name!s}:{port}/metrics"
@@ -98,7 +98,7 @@ class MetricsServer:
 
 
 class _Server(ThreadingTCPServer):
-    # That of http.server asks the network for its own name.
+    # HTTPServer would look up its own name in the network.
     allow_reuse_address = True
     daemon_threads = True
     metrics: MetricsServer
@@ -110,7 +110,7 @@ class _Server(ThreadingTCPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     server: _Server
-    timeout = 10.0  # seconds for a request to come
+    timeout = 10.0  # seconds to wait for a request
 
     def do_GET(self) -> None:
         status, kind, text = self.server.metrics.answer(self.path)
@@ -122,11 +122,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Print nothing: a request every few seconds is no news."""
+        """Print nothing: a request every few seconds is not worth a line."""
 
 
 class _LedgerCollector:
-    """Reads the ledger when it is asked: on every engine that is what is known."""
+    """Reads the ledger when it is asked; every engine keeps one."""
 
     def __init__(self, server: MetricsServer) -> None:
         self._server = server

@@ -1,4 +1,4 @@
-"""``etlstage plan``: what a run would be; nothing is started."""
+"""``etlstage plan``: show what a run would be; nothing is started."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from etlstage.telemetry.terminal import harmless
 
 __all__ = ("app",)
 
-LABEL: Final = 10  # columns of what a line is about
+LABEL: Final = 10  # columns of a label
 
 app: typer.Typer = new_app()
 
 
 @app.command("plan")
 def plan(file: File, *, overlays: Overlays = None, values: Values = None) -> int:
-    """Show what a run would be: programs, edges, guarantees, memory; start nothing."""
+    """Show programs, edges, guarantees and memory of a run, and start nothing."""
     screen = Screen()
     for style, text, below in _lines(
         plan_of(*examine(file, changes_of(overlays, values)))
     ):
         lines = [harmless(text)]
-        if screen.watched:  # behind a pipe a line stays one
+        if screen.watched:  # in a pipe, lines are not wrapped
             lines = _wrapped(lines[0], screen.width, below)
         for line in lines:
             screen.print(Text(line, style), soft_wrap=True)
@@ -48,7 +48,7 @@ def _wrapped(line: str, width: int, below: int) -> list[str]:
 
 
 def _lines(made: Plan) -> Iterator[tuple[str, str, int]]:
-    """Yield lines: a style, the text, and how far in it goes on."""
+    """Yield lines: a style, the text, and the indentation of wrapped lines."""
     yield "bold", f"{made.name} on engine {made.engine}", 2
     for part in made.parts:
         yield "", "", 0

@@ -1,4 +1,4 @@
-"""``etlstage schema``: the pipeline file, as editors want it described."""
+"""``etlstage schema``: describe the pipeline file for editors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a command writes and asks: consoles that survive a reader that is gone."""
+"""Consoles on which commands write and ask; they survive the loss of a reader."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Screen(Console):
     """
     A console on stdout or stderr.
 
-    It goes on when the reader of a pipe is gone: what a command does besides is not to
+    It keeps working when the reader of a pipe is gone: other work of a command must not
     be left half done because ``head`` has seen enough.
     """
 
@@ -31,11 +31,11 @@ class Screen(Console):
 
     @property
     def renews(self) -> bool:
-        """Whether what was written can be written over."""
+        """Whether lines that were written can be overwritten."""
         return self.watched and not self.is_dumb_terminal
 
     def tell(self, line: str) -> None:
-        """Print a line as it is; on a terminal in as many as it takes, of words."""
+        """Print a line unchanged; on a terminal it is wrapped at words."""
         self.print(line, soft_wrap=not self.watched, highlight=False, markup=False)
 
     def print(self, *objects: Any, **options: Any) -> None:  # noqa: ANN401 - passed on
@@ -45,7 +45,7 @@ class Screen(Console):
 
 
 def columns(rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """Yield rows as lines, their cells below each other, and harmless."""
+    """Yield rows as lines with aligned cells, made harmless for a terminal."""
     cells = [[harmless(cell) for cell in row] for row in rows]
     wide = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for row in cells:
@@ -58,8 +58,8 @@ def confirm(question: str, otherwise: str = "nothing was changed") -> None:
     Ask on the terminal, and return if the answer is yes.
 
     Args:
-        question: What is asked.
-        otherwise: The error if the answer is no.
+        question: The question.
+        otherwise: The text that is printed if the answer is no.
 
     Raises:
         ConfigError: If there is no answer, as in a job without a terminal, or

@@ -1,12 +1,12 @@
 """
 What SIGINT, SIGTERM and SIGHUP do to a command.
 
-Before there is anything to lose they end it at once, with one line; also while modules
-are imported, where an exception would end as a traceback. During a run they are only
-counted, from before it begins until its report is written: nothing that is sent twice,
-or ten times, ends the process without its report.
+As long as there is nothing to lose, they end it at once with one line, even while
+modules are imported, where an exception would end as a traceback. During a run they are
+only counted, from before it begins until its report is written: no signal, however
+often it is sent, ends the process without its report.
 
-Nothing heavy is imported here: it is what a command does first.
+Nothing heavy is imported here, as a command imports this first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Final, Self, TypeAlias
 __all__ = ("FORCED", "Signals", "deafen", "interruptible", "quit_at_once")
 
 FORCED: Final = 5
-"""Exit code of who was stopped by force."""
+"""Exit code of a command that was stopped by force."""
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _Handler: TypeAlias = Callable[[int, FrameType | None], object] | int | None
 
@@ -32,14 +32,14 @@ def quit_at_once() -> None:
 
 
 def deafen() -> None:
-    """Let signals do nothing from now on: all is done but the exit."""
-    # No function of ours: the interpreter gives those up while it ends.
+    """Ignore signals from now on: only the exit is left."""
+    # Not a function of our own: the interpreter drops those while it shuts down.
     _install(signal.SIG_IGN)
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Let signals raise :class:`KeyboardInterrupt`: there is something to clean up."""
+    """Let signals raise :class:`KeyboardInterrupt`, so that a block can clean up."""
     before = _install(_interrupt)
     try:
         yield
@@ -49,10 +49,10 @@ def interruptible() -> Iterator[None]:
 
 class Signals:
     """
-    Counts signals in place of what else they would do.
+    Counts signals in place of their usual effects.
 
     Args:
-        begun: Whether there is a run that can obey them; if not, they raise
+        begun: Whether there is a run that can obey signals; if not, they raise
             :class:`KeyboardInterrupt` until :meth:`begin`.
 
     """
@@ -71,7 +71,7 @@ class Signals:
         _restore(self._before)
 
     def begin(self) -> None:
-        """Count them from now on: there is a run that obeys them."""
+        """Count signals from now on: there is a run that obeys them."""
         self._begun = True
 
     async def receive(self) -> None:
@@ -79,7 +79,7 @@ class Signals:
         import asyncio
 
         loop, came = asyncio.get_running_loop(), asyncio.Event()
-        # In this order: one may come in between.
+        # In this order, as a signal may come in between.
         self._wake = lambda: loop.call_soon_threadsafe(came.set)
         try:
             if not self._left:
@@ -99,7 +99,7 @@ class Signals:
 def _install(handler: _Handler) -> dict[signal.Signals, _Handler]:
     before = {number: signal.getsignal(number) for number in _SIGNALS}
     for number, was in before.items():
-        # nohup, or a shell that runs us in the background.
+        # Signals stay ignored under nohup, or a shell that runs us in the background.
         if was is not signal.SIG_IGN:
             signal.signal(number, handler)
     return before

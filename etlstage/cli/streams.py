@@ -1,9 +1,9 @@
 """
-Stdout and stderr of a command, and what becomes of output that they can't take.
+Stdout and stderr of a command, and how errors of writing to them are handled.
 
-Whatever prints, and by whichever way, meets the same: a full disk is one clear error
-on stdout; a reader that is gone has seen enough, and ends a command that does nothing
-but print; stderr falls silent, as the disk of a log is no reason to fail.
+All output is treated alike, whatever code prints it: a full disk is one clear error on
+stdout; a reader that is gone has seen enough, which ends a command that only prints;
+stderr falls silent, as the disk of a log is no reason to fail.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class ReaderGone(Exception):
 
 
 def guard_streams() -> None:
-    """Put streams in the place of those of ``sys``, from now on."""
+    """Replace the streams of ``sys`` with guarded ones."""
     sys.stdout, sys.stderr = _guarded(sys.stdout), _guarded(sys.stderr)
 
 
 def flush_streams() -> None:
-    """Write what other code has printed and left in a buffer, if it can be written."""
+    """Write what other code has left in buffers, if it can be written."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             with suppress(EtlstageError, ReaderGone):
@@ -52,8 +52,8 @@ def _guarded(stream: TextIO) -> TextIO:
 
 
 class _Output(io.BufferedWriter):
-    # Not of the raw file: an interrupt between what it has written and the return of a
-    # function of ours would have its buffer write that twice.
+    # The raw file is not subclassed: an interrupt after it has written, but before our
+    # own function returns, would make the buffer write the same data twice.
 
     def write(self, data: Any) -> int:  # noqa: ANN401 - whatever has bytes
         try:
@@ -69,7 +69,7 @@ class _Output(io.BufferedWriter):
             self._give_up(error)
 
     def _give_up(self, error: OSError) -> None:
-        # Once: what is still in a buffer is written later, or at the exit.
+        # Errors occur once: what is still in a buffer is written to nowhere later.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self.fileno())
         os.close(nowhere)

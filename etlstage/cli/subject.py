@@ -1,7 +1,7 @@
 """
 The worker that a command is about: a command line, or a stage of a pipeline file.
 
-Its options have the names of the pipeline file, and are read as they are there.
+Its options are named like the keys of a pipeline file, and read in the same way.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _KEYS: Final[Mapping[str, type[StageKeys]]] = {
 
 
 class Options(NamedTuple):
-    """The options for a worker; None and nothing mean: the default."""
+    """The options for a worker; None means the default."""
 
     kind: str | None = None
     batch: str | None = None
@@ -60,7 +60,7 @@ class Options(NamedTuple):
 
     @property
     def given(self) -> dict[str, object]:
-        """Those that were given, but for the stage."""
+        """The options that were given, except the stage."""
         return {
             name: value
             for name, value in self._asdict().items()
@@ -75,10 +75,10 @@ class Program(NamedTuple):
     ranges: bool
     """Whether it is asked for ranges of offsets."""
     secrets: Secrets
-    """What is not to be shown of the file that has it."""
+    """The texts of its file that must not be shown."""
 
     def shown(self, text: str) -> str:
-        """Return its settings as they may be shown on a terminal."""
+        """Return a text about it as it may be shown on a terminal."""
         return harmless(self.secrets.conceal(text))
 
 
@@ -89,9 +89,9 @@ def program_of(
     Return the worker that a command is about.
 
     Args:
-        words: The command of the worker; or with a stage, the file that has it.
-        options: Its settings.
-        values: Keys of its stage that are set, each as in ``timeout.message=10s``.
+        words: The command of the worker; or with a stage, the file that defines it.
+        options: The worker's settings.
+        values: Keys of its stage to set, each as in ``timeout.message=10s``.
 
     Raises:
         ConfigError: If anything is wrong, or contradicts itself.
@@ -114,10 +114,10 @@ def program_of(
 
 def refuse_who_commits(program: Program, verb: str) -> None:
     """
-    Do nothing, unless it is a worker that has no replies.
+    Refuse a worker that commits in place of replying.
 
     Raises:
-        ConfigError: If it is.
+        ConfigError: If it is such a worker.
 
     """
     dialect = program.stage.dialect
@@ -130,13 +130,13 @@ def refuse_who_commits(program: Program, verb: str) -> None:
 
 
 def silence() -> None:
-    """Log nothing: the findings of a command show what its workers did."""
+    """Disable logging: the findings of a command show what its workers did."""
     logging.getLogger(NAME).disabled = True
 
 
 def lines_of(file: Path) -> list[bytes]:
     """
-    Return the messages of a file, one a line.
+    Return the messages of a file, one per line.
 
     Raises:
         ConfigError: If it can't be read, or has none.
@@ -151,7 +151,7 @@ def lines_of(file: Path) -> list[bytes]:
 
 
 async def messages_of(source: Source) -> AsyncGenerator[bytes, None]:
-    """Yield the messages of a source, without positions and what is damaged."""
+    """Yield the messages of a source, without positions and damaged parts."""
     async with aclosing(source.runs()) as runs:
         async for run in runs:
             for message in () if isinstance(run, Position | InputDamaged) else run:
@@ -183,7 +183,7 @@ def _of_command(
         spoken["driver"], _, size = options.batch.partition(":")
         written["batch"] = {"size": _whole(size)} if size else {}
     modes = "mode" in _keys_of(spoken.get("name", DEFAULT), StageKind(kind))
-    # Where it is a matter of mode whether a worker is asked.
+    # Offsets need a worker that is asked, which in some dialects depends on the mode.
     if options.mode is not None or (options.offsets is not None and modes):
         spoken["mode"] = options.mode or "cyclic"
     if options.offsets is not None:
@@ -203,7 +203,7 @@ def _of_command(
 
 
 def _check_words(words: Sequence[str]) -> None:
-    """Raise ConfigError for a pipeline without a stage, and a script that is not there."""
+    """Raise ConfigError for a pipeline file without --stage, or a missing script."""
     first = Path(words[0])
     if len(words) == 1 and first.suffix in (".yaml", ".yml") and first.is_file():
         *names, last = StageFile.read(first).stages
@@ -223,7 +223,7 @@ def _kind_for(spoken: str | None) -> str:
         try:
             dialect = dialect_class(name).section(StageKind(kind)).read({})
         except (ConfigError, Invalid):
-            break  # reported with all else
+            break  # reported later, with everything else
         if dialect.problem(StageKind(kind)) is None:
             return kind
     return "transform"
@@ -234,7 +234,7 @@ def _keys_of(name: str, kind: StageKind) -> Collection[str]:
     try:
         return dialect_class(name).section(kind).keys
     except ConfigError:
-        return ()  # reported with all else
+        return ()  # reported later, with everything else
 
 
 def _pairs(option: str, text: str) -> dict[str, str]:
@@ -247,7 +247,7 @@ def _pairs(option: str, text: str) -> dict[str, str]:
 
 
 def _plain(text: str) -> object:
-    """Return a value as a file has it: a number, true or false, else a text."""
+    """Return a value as in a file: a number, true or false, else a text."""
     try:
         return json.loads(text)
     except ValueError:
@@ -262,7 +262,7 @@ def _whole(text: str) -> int:
 
 
 def _option(loc: Loc, options: Options) -> str:
-    """Return the option that has set what stands at ``loc``."""
+    """Return the option that has set the value at ``loc``."""
     keys = [str(key) for key in loc]
     if keys[:1] == ["worker"]:
         return "command"

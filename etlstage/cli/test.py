@@ -1,11 +1,11 @@
 """
 ``etlstage test``: the tests of a pipeline file, with nothing loaded for real.
 
-Each stage in turn is given all that the one before has made. A test is about what a
-worker does with messages, and not about the machine: there is one worker, nothing
-waits before a restart, and every message that can't be processed is a dead letter,
-however many there are. Rows are those of the two ends, with Spark on this machine if
-it is asked.
+Each stage in turn is given all outputs of the stage before. A test is about what a
+worker does with messages, not about the machine: each stage has one worker, restarts
+hardly wait, and every message that can't be processed becomes a dead letter, however
+many there are. Rows are those of the pipeline's two ends; if an end needs Spark, it
+runs on this machine.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ app: typer.Typer = new_app()
 
 
 class CaseResult(NamedTuple):
-    """What became of a test."""
+    """The outcome of a test."""
 
     case: LoadedCase
     failures: Sequence[CaseFailure]
@@ -80,7 +80,7 @@ def _test(
     junit: JunitFile = None,
     debug: Debug = False,
 ) -> int:
-    """Run the tests of a pipeline file, and of the file of tests beside it."""
+    """Run the tests in a pipeline file, and in the file of tests beside it."""
     keys, document = load(file, changes_of(overlays, values))
     cases = cases_of(keys, document)
     if not cases:
@@ -151,13 +151,13 @@ SHOWN: Final = 20  # lines of a difference
 
 
 class CaseFailure(NamedTuple):
-    """What was otherwise than expected."""
+    """A difference from what a test expects."""
 
     where: str
-    """File, line and column of what was expected."""
+    """File, line and column of the expectation."""
     what: str
     lines: tuple[str, ...] = ()
-    """The difference: with ``-`` what was expected, with ``+`` what came."""
+    """The difference: expected lines with ``-``, actual lines with ``+``."""
 
 
 class Letter(NamedTuple):
@@ -175,8 +175,8 @@ class CaseRun:
         keys: The pipeline.
         document: Its file.
         case: The test.
-        folder: A folder that only this test has.
-        rows: What makes messages of rows, and rows of messages.
+        folder: A folder for this test alone.
+        rows: Makes messages of rows, and rows of messages.
 
     """
 
@@ -207,7 +207,7 @@ class CaseRun:
         self._letters: list[Letter] = []
 
     async def run(self) -> list[CaseFailure]:
-        """Run the test; return what was wrong, nothing if it has passed."""
+        """Run the test and return its failures; none if it has passed."""
         wanted = self._case.keys
         try:
             if wanted.input_rows is not None or wanted.output_rows is not None:
@@ -245,7 +245,7 @@ class CaseRun:
                 batches = [await self._extracted(stage)]
                 continue
             made = await self._processed(stage, batches)
-            # A load worker's output is discarded; what has reached it is not.
+            # A load worker's output is discarded; its input is kept for comparison.
             batches = batches if stage.kind is StageKind.LOAD else made
         return batches
 
@@ -305,7 +305,7 @@ class CaseRun:
         same = [w.matches(m) for w, m in zip(wanted, made, strict=False)]
         if len(wanted) == len(made) and all(same):
             return
-        # What fits is shown as it was written, so that only the rest differs.
+        # Matching messages are shown as the test writes them: only others differ.
         found = [
             str(wanted[i]) if i < len(same) and same[i] else _shown(message)
             for i, message in enumerate(made)
@@ -370,7 +370,7 @@ def _fits(wanted: LetterKeys, letter: Letter) -> bool:
 
 
 def _diff(wanted: Iterator[str] | Sequence[str], made: Sequence[str]) -> list[str]:
-    """Return the lines of both, those with a sign in front that only one has."""
+    """Return the lines of both; a leading sign marks those that only one has."""
     lines = difflib.ndiff(list(wanted), list(made))
     return [line for line in lines if not line.startswith("?")]
 
@@ -390,7 +390,7 @@ class RowEnds:
     One Spark session for all tests that have rows; started with the first.
 
     Args:
-        keys: The pipeline; where its session runs is not heeded.
+        keys: The pipeline; its setting of where the session runs is ignored.
 
     """
 
@@ -399,7 +399,7 @@ class RowEnds:
         self._site: Site | None = None
 
     async def start(self) -> None:
-        """Start the session, if an end needs one: that counts for no test's time."""
+        """Start the session if an end needs one; test timeouts do not cover it."""
         ends = self._keys.extract.end, self._keys.load.end
         if any(end.rows and end.needs_spark for end in ends):
             site = self._at(Path.cwd())
@@ -417,9 +417,9 @@ class RowEnds:
         Return the messages that rows become.
 
         Args:
-            keys: The extract stage; what it reads from is replaced.
+            keys: The extract stage; its input is replaced.
             rows: JSON objects.
-            folder: Where they may be written.
+            folder: Where the rows may be written.
 
         """
         path = folder / "rows.json"
@@ -431,12 +431,12 @@ class RowEnds:
         self, keys: LoadKeys, messages: list[bytes], folder: Path
     ) -> tuple[list[bytes], list[DeadLetter]]:
         """
-        Return the rows that messages become, and those that do not fit.
+        Return the rows that messages become, and dead letters for those that don't fit.
 
         Args:
-            keys: The load stage; where it writes to is replaced.
-            messages: What it loads.
-            folder: Where it may write.
+            keys: The load stage; its output is replaced.
+            messages: The messages to load.
+            folder: Where the stage may write.
 
         """
         end = keys.end.writing(folder)
@@ -454,7 +454,7 @@ class RowEnds:
             letters.close()
 
     def _at(self, folder: Path, letters: DeadLetters | None = None) -> Site:
-        """Return what an end is given; all have one session."""
+        """Return the site that an end is given; all sites share one session."""
         letters = letters or DeadLetters(folder / "state", pipeline="test")
         shared = self._site.shared if self._site is not None else None
         self._site = Site(self._keys, folder, letters, shared=shared)

@@ -1,4 +1,4 @@
-"""What is special about a run on trial: a part of it, recorded, or with faults."""
+"""Special runs: of a part of a pipeline, recorded, or with faults."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ __all__ = ("Printed", "Trial")
 
 class Trial:
     """
-    A run that is watched more closely, or made to fail; the testing kit is its own.
+    A run that is recorded, limited or made to fail; only such a run needs testing code.
 
     Args:
-        record: Folder where the conversations with its workers go, or None.
-        limit: Bytes that are kept of each.
-        seed: For the faults in the file that have a probability; None: there may be no
-            faults.
-        most: Messages that are extracted, at most; None: all.
-        until: The stage whose messages are printed, in place of being loaded; None: all
-            is loaded.
-        only: What is run of a pipeline with durable edges.
+        record: Folder for the conversations with its workers, or None.
+        limit: Maximum bytes of each recorded conversation.
+        seed: Seed for faults in the file that have a probability; None: faults are not
+            allowed.
+        most: Maximum number of messages to extract; None: all.
+        until: The stage whose messages are printed, in place of being loaded; None:
+            everything is loaded.
+        only: The part to run of a pipeline with durable edges.
 
     Raises:
         ConfigError: If nothing can be recorded in that folder.
@@ -63,7 +63,7 @@ class Trial:
         self._most = most
         self._recordings: RecordingFolder | None = None
         self._faults: InjectedFaults | None = None
-        # Imported for few runs only.
+        # Imported only for the few runs that need it.
         if record is not None:
             self._recordings = _recording_folder(record, limit)
         if seed is not None:
@@ -81,7 +81,7 @@ class Trial:
             file: The pipeline.
             changes: What is laid over it.
             meter: Where to count what happens in its stages.
-            stack: Closed behind the run.
+            stack: Closed after the run.
 
         """
         special = self._recordings is not None or self._faults is not None
@@ -113,7 +113,7 @@ class Trial:
             _tell_recordings(self._recordings)
 
     def report(self) -> dict[str, object]:
-        """Return what the closing report has of it, too."""
+        """Return what it adds to the closing report."""
         return {} if self._faults is None else {"faults": self._faults.report()}
 
     def _launch(
@@ -131,11 +131,11 @@ class Trial:
 
 def _recording_folder(path: Path, limit: int) -> RecordingFolder:
     """
-    Return where the conversations of a run go.
+    Return the folder for the conversations of a run.
 
     Args:
-        path: The folder; it is made if it is not there.
-        limit: Bytes of a conversation that are kept.
+        path: The folder; made if it does not exist.
+        limit: Maximum bytes of a recorded conversation.
 
     Raises:
         ConfigError: If it can't be made, or holds recordings.
@@ -154,7 +154,7 @@ def _recording_folder(path: Path, limit: int) -> RecordingFolder:
 
 
 def _tell_recordings(folder: RecordingFolder) -> None:
-    """Report how many there are, and which are not complete."""
+    """Report how many recordings there are, and which are not complete."""
     for problem in folder.problems:
         complain(problem)
     line = f"{counted(folder.count, 'conversation')} recorded in {folder.path}"
@@ -162,7 +162,7 @@ def _tell_recordings(folder: RecordingFolder) -> None:
 
 
 class Printed(DescriptorSink):
-    """Prints messages on stdout, a line each, for a human."""
+    """Prints messages on stdout, one per line, for a human."""
 
     def __init__(self) -> None:
         super().__init__(1, exact=False)
@@ -172,5 +172,5 @@ class Printed(DescriptorSink):
         return f"{counted(self.account.done, 'message')} printed; nothing is loaded"
 
     def output(self) -> Output:
-        """Return that there is none but stdout."""
+        """Return stdout, the only output."""
         return Output("stdout", "-")

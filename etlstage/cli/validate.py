@@ -1,4 +1,4 @@
-"""``etlstage validate``: whether a pipeline could be run here, and what it would be."""
+"""``etlstage validate``: check whether a pipeline could be run here; start nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ app: typer.Typer = new_app()
 
 @app.command("validate")
 def _validate(file: File, *, overlays: Overlays = None, values: Values = None) -> int:
-    """Check a pipeline file, and what it refers to on this machine; start nothing."""
+    """Check a pipeline file and what it refers to on this machine; start nothing."""
     keys, document = examine(file, changes_of(overlays, values))
     cases_of(keys, document)
     stages = " -> ".join(stage.name for _, stage in keys.stages())

@@ -1,8 +1,8 @@
 """
-From the pipeline file to objects that run.
+Turn a pipeline file into objects that run.
 
-``reading.py`` knows YAML, ``document.py`` places, ``model.py`` and ``stages.py`` what
-may stand where, ``end.py`` and ``ends`` where messages come from and go to, ``rules.py``
-what goes together, ``presence.py`` what there is on this machine; ``loader.py`` puts
-these together, ``build.py`` makes a pipeline of it.
+``reading.py`` reads YAML, ``document.py`` keeps the places of values, ``model.py`` and
+``stages.py`` define the keys, ``end.py`` and ``ends`` where messages come from and go
+to, ``rules.py`` which values can be combined; ``presence.py`` checks what exists on
+this machine. ``loader.py`` combines these, and ``build.py`` makes a pipeline.
 """

@@ -54,22 +54,22 @@ __all__ = (
 
 
 class Only(NamedTuple):
-    """Which part of a pipeline is run: that between durable edges of two stages."""
+    """The part of a pipeline to run: that between the durable edges of two stages."""
 
     before: str | None = None
-    """The stage in whose journals it ends."""
+    """The stage in whose journals the part ends."""
     behind: str | None = None
-    """The stage with whose journals it begins."""
+    """The stage with whose journals the part begins."""
 
     def span(self, stages: Sequence[str]) -> tuple[int, int]:
         """
-        Return the numbers of the first part and of the last.
+        Return the numbers of the first and the last part.
 
         Args:
             stages: The stages that have durable edges.
 
         Raises:
-            ConfigError: If one is named that has none, or nothing lies between.
+            ConfigError: If a named stage has no durable edge, or nothing lies between.
 
         """
         first, last = 0, len(stages)
@@ -103,13 +103,13 @@ def pipeline_from_yaml(
     trial: DryRun | None = None,
 ) -> Runner:
     """
-    Build what runs the pipeline of a file.
+    Build the runner of a pipeline file.
 
     Args:
         path: The file.
         changes: What is laid over it.
         spark: A session to use in place of the file's own; it is not stopped.
-        trial: What to have in place of the file's settings, so that nothing is loaded.
+        trial: Replaces settings of the file, so that nothing is loaded.
 
     Raises:
         ConfigError: If anything in the file is wrong; one line for each problem.
@@ -136,23 +136,23 @@ def pipeline_from_here(
     only: Only = WHOLE,
 ) -> Runner:
     """
-    Build the same, once all that the file names is found on this machine.
+    Build the runner once everything the file names is found on this machine.
 
     Args:
         path: The file.
         changes: What is laid over it.
         meter: Where to count what happens in its stages.
-        launch: Returns, for the faults in the file and the dialects of its stages, what
-            starts its workers, in place of what does for all others.
-        faults: Whether its faults are wanted.
-        trial: What to have in place of the file's settings, so that nothing is loaded.
-        limit: Messages that are extracted, at most; None: all.
-        only: What is run of a pipeline with durable edges.
+        launch: Given the faults in the file and the dialects of its stages, returns the
+            function that starts the workers; None: the usual function.
+        faults: Whether the file's faults are wanted; otherwise they are an error.
+        trial: Replaces settings of the file, so that nothing is loaded.
+        limit: Maximum number of messages to extract; None: all.
+        only: The part to run of a pipeline with durable edges.
 
     Raises:
-        ConfigError: If anything is wrong, or is not there; or if there is a launch and
-            workers are started elsewhere, or a limit where all is read; or there is no
-            such edge.
+        ConfigError: If anything is wrong or missing; if there is a ``launch``, but
+            Spark's executors start the workers; if there is a ``limit``, but the engine
+            or delivery needs the whole input; or if there is no such edge.
 
     """
     keys, document = examine(path, changes, loads=trial is None)
@@ -188,14 +188,14 @@ def _runner(
     only: Only = WHOLE,
     *,
     limit: int | None = None,
-    **given: Any,  # noqa: ANN401 - those of Builder
+    **given: Any,  # noqa: ANN401 - arguments of Builder
 ) -> Runner:
-    """Return what runs a pipeline, or the parts that it has."""
+    """Return the runner of a pipeline, divided into parts at durable edges."""
     durable = [stage.name for stage in keys.transform if stage.durable is not None]
     first, last = only.span(durable)
     if not durable:
         return Builder(keys, document, limit=limit, **given).runner()
-    from etlstage.pipeline.divided import DividedPipeline  # Arrow is for few
+    from etlstage.pipeline.divided import DividedPipeline  # few need Arrow
     from etlstage.pipeline.edge import DurableEdge
 
     parts: list[Pipeline] = []
@@ -216,7 +216,7 @@ def _runner(
 
 
 def _check_limit(keys: PipelineKeys, document: Document) -> None:
-    """Assert that a part of the input can be loaded by itself."""
+    """Raise ConfigError if the engine or the delivery needs the whole input."""
     for key, wanted in (("engine", "local"), ("delivery", "at-least-once")):
         if (found := getattr(keys, key)) != wanted:
             raise ConfigError(
@@ -226,7 +226,7 @@ def _check_limit(keys: PipelineKeys, document: Document) -> None:
 
 
 def _dialects(keys: PipelineKeys) -> dict[str, str]:
-    """Return what the workers of each stage speak."""
+    """Return the name of the dialect of each stage."""
     stages = [stage.stage for _, stage in keys.stages() if stage.stage is not None]
     return {stage.name: stage.dialect.name for stage in stages}
 
@@ -241,10 +241,10 @@ def _refuse_faults(keys: PipelineKeys, document: Document) -> None:
 
 def state_folder(document: Document) -> Path:
     """
-    Return where a pipeline keeps what outlives a run; it need not be there.
+    Return a pipeline's state directory; it need not exist.
 
     Args:
-        document: A pipeline file, of which only the name and the state need be right.
+        document: A pipeline file, of which only the name and the state need be valid.
 
     """
     state, name = document.data.get("state"), document.data.get("name")
@@ -254,7 +254,7 @@ def state_folder(document: Document) -> Path:
 
 
 def hidden_texts(keys: PipelineKeys, document: Document) -> dict[str, str]:
-    """Return what is not to be shown of a file, and what stands in for it."""
+    """Return the texts of a file that must not be shown, with their substitutes."""
     variables = {
         value: f"${name}"
         for _, stage in keys.stages()
@@ -291,10 +291,10 @@ class Builder:
             spark=spark,
             shared=shared,
         )
-        """What the ends are given."""
+        """The site that is passed to the ends."""
 
     def runner(self) -> Runner:
-        """Return what runs the pipeline."""
+        """Return the runner of the pipeline."""
         if self._keys.engine == "spark":
             return self._on_executors(self._stages())
         if self._keys.engine == "streaming":
@@ -305,7 +305,7 @@ class Builder:
         return pipeline
 
     def pipeline(self) -> Pipeline:
-        """Return what runs it on engine local, and lets go of no session."""
+        """Return the pipeline for engine local; it does not release the session."""
         keys, site = self._keys, self.site
         source = keys.extract.end.source(keys.extract, site)
         sink, letters = self._sink(), self._letter_sink()
@@ -324,7 +324,7 @@ class Builder:
         )
 
     def retrying(self, retry: Retry, first: int, epochs: Epochs) -> Pipeline:
-        """Return what runs dead letters again, from the stage of that number on."""
+        """Return the pipeline that retries dead letters from stage ``first`` on."""
         new = self.site.letters.of_run(token_hex(4))
         self.site.letters = new.kept_by(retry.keep, {}, retry.known)
         return Pipeline(
@@ -338,7 +338,7 @@ class Builder:
         )
 
     def retry_sink(self, epochs: Epochs) -> Sink:
-        """Return where retries end."""
+        """Return the sink for retried messages."""
         keys = self._keys.load
         sink = keys.end.retry_sink(keys, self.site, epochs.done + 1)
         if self._keys.delivery == "exactly-once":
@@ -398,7 +398,7 @@ class Builder:
         return keys.end.origin(keys, self.site)
 
     def _delivery(self) -> Delivery | None:
-        # Without state nothing outlives a run but dead letters, which runs may share.
+        # Without state only dead letters outlive a run, and runs may share those.
         if self.site.state is None:
             return None
         once, end = self._keys.delivery == "exactly-once", self._keys.load.end
@@ -419,12 +419,12 @@ class Builder:
     def _dead_letters(self) -> DeadLetters:
         document, trial = self._document, self._trial
         changed = len(document.sources) > 1
-        state = self._keys.state  # of a part another than the file's
+        state = self._keys.state  # that of a part differs from the file's
         folder = document.folder / state if state else state_folder(document)
         return DeadLetters(
             folder if trial is None else trial.state,
             pipeline=self._keys.name,
-            # The file alone may name another state.
+            # Without the changes, the file may name another state.
             shown=str(state_folder(document) if changed else document.path),
             commands={
                 stage.name: document.written(at)

@@ -1,4 +1,4 @@
-"""What runs the dead letters of a pipeline file again."""
+"""Builds what retries the dead letters of a pipeline file."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = ("Retries",)
 
 class Retries:
     """
-    Builds what runs dead letters again, of a pipeline or a part of one.
+    Builds what retries the dead letters of a pipeline, or of a part of one.
 
     Args:
         keys: The pipeline.
@@ -43,30 +43,30 @@ class Retries:
     def __init__(self, keys: PipelineKeys, document: Document) -> None:
         self._keys, self._document = keys, document
         self.state: Path = state_folder(document)
-        """Where the letters are."""
+        """The state directory, which has the letters."""
         if keys.state is not None:
             self.state = document.folder / keys.state
         names = [stage.name for _, stage in self._keys.stages()]
         self.stages: list[str] = names[1:]
-        """Names of the stages that may have any, in order."""
+        """Names of the stages that may have letters, in order."""
         self._shared: Session | None = None
         end = keys.load.end
         self.waits: str | None = None
-        """The stage in whose journals ends what passes, if it is one."""
+        """The stage in whose journals passed messages wait; None: they are loaded."""
         if isinstance(end, EdgeSinkKeys):
             self.waits = keys.load.name.partition("/")[0]
 
     @classmethod
     def of_file(cls, path: str | Path, changes: Changes = UNCHANGED) -> list[Self]:
         """
-        Return those of the parts of a pipeline, in order.
+        Return an object for each part of a pipeline, in order.
 
         Args:
             path: The file.
             changes: What is laid over it.
 
         Raises:
-            ConfigError: If anything is wrong, or is not there; one line for each.
+            ConfigError: If anything is wrong or missing; one line for each.
 
         """
         keys, document = examine(path, changes, loads=False)
@@ -74,11 +74,11 @@ class Retries:
 
     def pipeline(self, retry: Retry, delivery: Delivery) -> Pipeline:
         """
-        Return what runs some letters; it begins with their stage.
+        Return the pipeline that retries some letters, which begins with their stage.
 
         Args:
             retry: The letters.
-            delivery: The state directory, which is ours.
+            delivery: The state directory, which we hold.
 
         Raises:
             StateUnusable: If nothing can be stored there.
@@ -90,18 +90,18 @@ class Retries:
 
     def recover(self, number: int, delivery: Delivery) -> bool:
         """
-        Record what a database has of a retry that was killed before it was recorded.
+        Record a retry that was killed after a database committed it.
 
         Args:
-            number: Of the retry that is to come.
-            delivery: The state directory, which is ours.
+            number: Number of the next retry.
+            delivery: The state directory, which we hold.
 
         Returns:
-            Whether there was any.
+            Whether there was such a retry.
 
         Raises:
             SinkFailed: If the database can't be asked.
-            StateUnusable: If it can't be recorded.
+            StateUnusable: If the retry can't be recorded.
 
         """
         if not self._keys.load.end.notes(self._keys) or not self._name.exists():
@@ -113,7 +113,7 @@ class Retries:
     def _builder(self, number: int) -> Builder:
         keys = retried_keys(self._keys, f"{self._load()}-{number}")
         builder = Builder(keys, self._document, shared=self._shared)
-        # All that are built have one session.
+        # All pipelines share one session.
         if self._keys.load.end.needs_spark:
             self._shared = builder.site.session()
         return builder
@@ -123,7 +123,7 @@ class Retries:
         return self.state / FOLDER / SETTLED / "load.json"
 
     def _load(self) -> str:
-        """Return what all retries of this state are called: others load there, too."""
+        """Return the name of all retries of this state: others load there, too."""
         try:
             if not self._name.exists():
                 position.store(self._name, f"retry-{token_hex(8)}")
@@ -132,7 +132,7 @@ class Retries:
             raise StateUnusable(f"can't use {self._name}: {error}") from error
 
     def _epochs(self, number: int, delivery: Delivery) -> Epochs:
-        """Return the epochs of a sink: the same again, until one is recorded."""
+        """Return the epochs of a sink, which stay the same until one is recorded."""
         return Epochs(
             self._load(),
             number - 1,
@@ -142,6 +142,6 @@ class Retries:
         )
 
     async def release(self, error: Exception | None) -> None:
-        """Let go of what all that was built has in common."""
+        """Release the session that all pipelines share."""
         if self._shared is not None:
             await self._shared.release(error)

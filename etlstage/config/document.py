@@ -1,9 +1,9 @@
 """
 The data of a pipeline file, with the place of everything in it.
 
-All scalars are text, exactly as written: the model returned what is a number.
-So ``1.10`` in a worker's environment stays ``1.10`` and ``yes`` stays ``yes``.
-How the data are read is in ``reading.py``.
+All scalars are text, exactly as written: the model decides what is a number. So
+``1.10`` in a worker's environment stays ``1.10`` and ``yes`` stays ``yes``.
+``reading.py`` reads the data.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class FilePlace(NamedTuple):
     line: int
     column: int
     source: int = 0
-    """Which file, or value that was set."""
+    """Index of the file, or of the value that was set, in the document's sources."""
 
 
 class SourceText(NamedTuple):
@@ -35,7 +35,7 @@ class SourceText(NamedTuple):
 
     name: str
     lines: Sequence[str] = ()
-    """Of a file."""
+    """The lines, if it is a file."""
 
 
 class LocatedProblem(NamedTuple):
@@ -49,7 +49,7 @@ class LocatedProblem(NamedTuple):
 @dataclass
 class Document:
     """
-    Holds a file's data and where each piece of it stands.
+    Holds a file's data and the place of each piece of it.
 
     Attributes:
         path: The file, as the user named it.
@@ -57,9 +57,9 @@ class Document:
         sources: The file, and what is laid over it.
         keys: Places of mapping keys and list items.
         values: Places of values.
-        secrets: Where something was interpolated, never to be shown; as written.
-        hidden: All that was interpolated, and the reference that stands for it.
-        broken: Locations already reported, whose value means nothing.
+        secrets: Texts as written, where interpolated values must never be shown.
+        hidden: All values that were interpolated, with the references to them.
+        broken: Locations of invalid values, which have been reported already.
 
     """
 
@@ -76,9 +76,9 @@ class Document:
 
     def complain(self, loc: Loc, text: str, *, at_key: bool = False) -> None:
         """
-        Note a problem, unless the value at ``loc`` has been reported already.
+        Record a problem, unless the value at ``loc`` has been reported already.
 
-        What is not in the file stands where the nearest thing around it stands.
+        What is not in the file has the place of the nearest thing around it.
         """
         if loc not in self.broken:
             places = self.keys if at_key else self.values
@@ -86,16 +86,16 @@ class Document:
             self.problems.append(LocatedProblem(place, loc, text))
 
     def where(self, loc: Loc) -> str:
-        """Return the file, line and column of what stands at ``loc``."""
+        """Return the file, line and column of the value at ``loc``."""
         place = self.values.get(loc) or self._nearest(loc)
         return f"{self.sources[place.source].name}:{place.line}:{place.column}"
 
     def secret(self, loc: Loc) -> bool:
-        """Whether anything at ``loc`` or below was interpolated: not to be shown."""
+        """Return whether anything at ``loc`` or below was interpolated: a secret."""
         return any(at[: len(loc)] == loc for at in self.secrets)
 
     def set_apart(self, loc: Loc) -> bool:
-        """Whether what stands at ``loc`` has no line that could be shown with it."""
+        """Return whether the value at ``loc`` is from an option, not a file's line."""
         place = self.values.get(loc)
         return place is not None and not self.sources[place.source].lines
 
@@ -112,17 +112,17 @@ class Document:
         for problem in problems:
             hidden = "an interpolated value" if self.secret(problem.loc) else ""
             if self.set_apart(problem.loc):
-                hidden = "the value given"  # it may be a password, and stands above
+                hidden = "the value given"  # may be a password; the user just typed it
             text = problem.shown(instead=hidden)
             self.complain(problem.loc, text, at_key=problem.at_key)
         self.check()
 
     def check(self) -> None:
         """
-        Assert that there are no problems.
+        Raise all recorded problems.
 
         Raises:
-            ConfigError: If there are; one line for each, in the order of the file.
+            ConfigError: If there are any; one line for each, in the order of the file.
 
         """
         if self.problems:
@@ -136,7 +136,7 @@ class Document:
             )
 
     def forget(self, replaced: Collection[Loc]) -> None:
-        """Drop what sources before the last have there, and below."""
+        """Drop what earlier sources have at the replaced locations, and below."""
         last = len(self.sources) - 1
 
         def gone(loc: Loc, place: FilePlace | None) -> bool:

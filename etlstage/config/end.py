@@ -1,16 +1,16 @@
 """
-What an end of a pipeline answers for, and which ends there are.
+The interface of a pipeline's ends, and which ends there are.
 
 An end is a module. Its keys are the fields of one class for the extract stage and one
-for the load stage; the methods of these return how messages are read or written, what
-``plan`` shows, what ``validate`` looks for, which deliveries are promised and why the
-others are not, and how dead letters that are retried are loaded. A package of others
-has an :class:`End` too, which its entry point of the group ``etlstage.ends`` names::
+for the load stage. The methods of these classes define how messages are read or
+written, what ``plan`` shows, what ``validate`` looks for, which deliveries are promised
+and why others are not, and how retried dead letters are loaded. A third-party package
+registers an :class:`End` with an entry point of the group ``etlstage.ends``::
 
     [project.entry-points."etlstage.ends"]
     queue = "mine.queue:QUEUE"
 
-Only who is given an end by its name imports the module.
+Entry points are loaded only for a name that no end of etlstage has.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ __all__ = (
 )
 
 GROUP: Final = "etlstage.ends"
-"""Of entry points, by which packages of others are found."""
+"""The group of entry points that third-party packages register."""
 SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 
 _OURS: Final = ("spark", "worker", "files", "journal", "kinesis")
@@ -67,12 +67,12 @@ _OURS: Final = ("spark", "worker", "files", "journal", "kinesis")
 
 
 def located(path: str, folder: Path) -> str:
-    """Return ``path`` seen from the file's folder; one with a scheme is as it is."""
+    """Return ``path`` relative to the file's folder; unchanged if it has a scheme."""
     return path if SCHEME.match(path) else str(folder / path)
 
 
 class Keys(Definition):
-    """Base of all mappings that only a file has."""
+    """Base of the mappings that occur only in pipeline files."""
 
     __slots__ = ()
 
@@ -92,9 +92,9 @@ class Site:
         folder: What relative paths are relative to.
         letters: Where messages are dead-lettered.
         meter: Where to count what happens.
-        launch: What starts workers beside the driver.
+        launch: Starts the workers that run on the driver's machine.
         spark: A session to use in place of the file's own; it is not stopped.
-        shared: The session of another site, which both have in common.
+        shared: The session of another site, to be used by both.
 
     """
 
@@ -119,12 +119,12 @@ class Site:
 
     @property
     def state(self) -> Path | None:
-        """Where positions are kept, if they are."""
+        """The folder that stores positions; None: they are not stored."""
         state = self.pipeline.state
         return self.folder / state if state is not None else None
 
     def session(self) -> Session:
-        """Return the Spark session that all parts have in common."""
+        """Return the Spark session that all parts share."""
         if self.shared is None:
             from etlstage.spark import Session
 
@@ -133,7 +133,7 @@ class Site:
         return self.shared
 
     def shipment(self) -> Shipment:
-        """Return what executors need, by the file."""
+        """Return what the file sends to executors."""
         from etlstage.spark.ship.artifact import Shipment
 
         keys = self.pipeline.spark
@@ -142,10 +142,10 @@ class Site:
     def sent(
         self, read: Callable[[SparkSession], DataFrame]
     ) -> Callable[[SparkSession], DataFrame]:
-        """Return what sends that to the executors, and then reads."""
+        """Return a function that sends the shipment to the executors, then reads."""
 
         def read_behind(spark: SparkSession) -> DataFrame:
-            # Before: a plan remembers what was sent when it is made.
+            # First: a plan refers to what had been sent when it was made.
             self.shipment().send(spark)
             return read(spark)
 
@@ -153,41 +153,41 @@ class Site:
 
 
 class _EndKeys(Keys):
-    """What both roles of an end answer."""
+    """The interface that both roles of an end share."""
 
     __slots__ = ()
     place: ClassVar[Place]
-    """Which keys of a stage go with it."""
+    """Which keys of a stage can be used with it."""
     engines: ClassVar[Sequence[str]] = ("local",)
     """Which engines can build it."""
     needs_spark: ClassVar[bool] = False
     """Whether it needs a Spark session on every engine."""
     rows: ClassVar[bool] = False
-    """Whether it has rows, which tests may give and expect."""
+    """Whether it has rows, which a file's tests may give and expect."""
 
     @classmethod
     def instead(cls, written: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return its mapping as an end has it that takes its place, with its keys."""
+        """Return its mapping for another end that replaces it and has the same keys."""
         return written
 
     def text(self) -> str:
-        """Return what it is, in a line, such as ``csv from in.csv``."""
+        """Return a description in one line, such as ``csv from in.csv``."""
         return ", ".join(f"{key} {value}" for key, value in self.given().items())
 
     def about(self, stage: Any, site: Site) -> Iterator[tuple[str, str]]:  # noqa: ANN401
-        """Yield what ``plan`` shows of it, by what it is about."""
+        """Yield what ``plan`` shows of it, as pairs of a heading and a text."""
         yield from ()
 
     def held(self, engine: str) -> int:
-        """Return how many bytes it may have in memory beside its workers."""
+        """Return how many bytes it may hold in memory, without its workers."""
         return 0
 
     def missing(self, loc: Loc, look: Look) -> Iterator[Problem]:
         """
-        Yield what it names and is not on this machine.
+        Yield what the end names that is not on this machine.
 
         Args:
-            loc: Where it stands.
+            loc: Where the end is written.
             look: Finds files.
 
         """
@@ -200,7 +200,7 @@ class SourceKeys(_EndKeys):
     __slots__ = ()
     place: ClassVar[Place] = Place.SOURCE
     numbered: ClassVar[bool] = False
-    """Whether its messages have numbers that are the same for all who read them."""
+    """Whether its messages have numbers that are the same for all readers."""
     repeatable: ClassVar[bool] = False
     """Whether it can be read any number of times."""
     sharded: ClassVar[bool] = False
@@ -213,34 +213,34 @@ class SourceKeys(_EndKeys):
 
     @abstractmethod
     def source(self, stage: ExtractKeys, site: Site) -> Source:
-        """Return what reads messages on engine local."""
+        """Return the source that reads messages on engine local."""
 
     def origin(self, stage: ExtractKeys, site: Site) -> Origin:
-        """Return what is read on an engine whose stages are in executors."""
+        """Return what is read on an engine that runs stages in executors."""
         raise NotImplementedError
 
     def edge(self, stage: ExtractKeys, site: Site) -> str | None:
-        """Return where messages wait that were read on engine local, if it is a disk."""
+        """Describe the place on disk that buffers messages on engine local, if any."""
         return None
 
     def wrong(self, stage: ExtractKeys, pipeline: PipelineKeys) -> Iterator[Problem]:
-        """Yield what does not go with the engine, or with other keys of the stage."""
+        """Yield conflicts with the engine, or with other keys of the stage."""
         yield from ()
 
     def not_once(self, stage: ExtractKeys, pipeline: PipelineKeys) -> Iterator[str]:
-        """Yield why it can't be read on where a run was interrupted, and what would do."""
+        """Yield why an interrupted run can't resume reading here, with the remedy."""
         yield "needs positions from which extraction can go on"
 
     def goes_on(self, stage: ExtractKeys) -> bool:
-        """Return whether a run that is repeated reads on behind what was loaded."""
+        """Return whether a repeated run resumes reading after what was loaded."""
         return False
 
     def tried(self) -> SourceKeys:
-        """Return what a run on trial reads, which ends and leaves nothing behind."""
+        """Return the keys for a trial run, which ends and leaves no traces."""
         return self
 
     def reading(self, file: Path) -> Self:
-        """Return the same with rows, JSON objects, that a test has in a file."""
+        """Return the keys for reading a test's rows, JSON objects in a file."""
         raise NotImplementedError
 
 
@@ -252,14 +252,14 @@ class SinkKeys(_EndKeys):
 
     @abstractmethod
     def sink(self, stage: LoadKeys, site: Site) -> Sink:
-        """Return what writes messages on engine local."""
+        """Return the sink that writes messages on engine local."""
 
     def retry_sink(self, stage: LoadKeys, site: Site, number: int) -> Sink:
-        """Return what writes messages of a retry, whichever input they are of."""
+        """Return the sink for messages of a retry, whichever input they come from."""
         return self.sink(stage, site)
 
     def spark_sink(self, stage: LoadKeys, site: Site) -> SparkSink:
-        """Return what loads DataFrames of messages, on engines spark and streaming."""
+        """Return the sink for DataFrames, on engines spark and streaming."""
         raise NotImplementedError
 
     def bounds(self, stage: LoadKeys) -> Bounds:
@@ -267,48 +267,48 @@ class SinkKeys(_EndKeys):
         return Bounds()
 
     def wrong(self, stage: LoadKeys, pipeline: PipelineKeys) -> Iterator[Problem]:
-        """Yield what does not go with the engine, or with other keys of the stage."""
+        """Yield conflicts with the engine, or with other keys of the stage."""
         yield from ()
 
     def not_once(self, stage: LoadKeys, pipeline: PipelineKeys) -> Iterator[str]:
-        """Yield why messages can't be loaded once from that source, and what would do."""
+        """Yield why the source's messages can't be loaded once, with the remedy."""
         yield "needs an end that loads an epoch once, or none of it"
 
     def promise(self, stage: LoadKeys, pipeline: PipelineKeys) -> str | None:
-        """Return how often a message arrives and why, if it is no plain at least once."""
+        """Return the delivery promise and its reason; None: plain at least once."""
         return None
 
     def again(self, engine: str) -> str:
-        """Return what becomes of what was loaded when it is loaded again."""
+        """Return what loading again does to messages that were loaded before."""
         return "may load some messages twice"
 
     def retried(self, pipeline: PipelineKeys, epoch: str) -> tuple[Self, str]:
         """
-        Return what loads dead letters that are retried, and with which delivery.
+        Return the keys for loading retried dead letters, and the delivery.
 
         Args:
             pipeline: The keys of the file.
-            epoch: What the retry is called.
+            epoch: The name of the retry.
 
         """
         return self, pipeline.delivery
 
     def notes(self, pipeline: PipelineKeys) -> bool:
-        """Return whether the sink itself has a record of each epoch."""
+        """Return whether the sink itself keeps a record of each epoch."""
         return False
 
     def writing(self, folder: Path) -> Self:
-        """Return the same that writes its rows where a test reads them."""
+        """Return the keys for writing rows where a test reads them."""
         raise NotImplementedError
 
     def rows_in(self, folder: Path, site: Site) -> list[bytes]:
-        """Return the rows, JSON objects, that :meth:`writing` has left in a folder."""
+        """Return the rows, JSON objects, that a sink of :meth:`writing` has left."""
         raise NotImplementedError
 
 
 def unrecorded(pipeline: PipelineKeys) -> Iterator[str]:
-    """Yield why what was read can't be recorded once, and what would do."""
-    # A stream has its checkpoint for that.
+    """Yield why loaded epochs can't be recorded, with the remedy."""
+    # A stream records them in its checkpoint.
     if pipeline.engine == "streaming":
         return
     if pipeline.state is None:
@@ -320,7 +320,7 @@ def unrecorded(pipeline: PipelineKeys) -> Iterator[str]:
 
 
 def one_load(pipeline: PipelineKeys) -> str:
-    """Return how far once reaches, where a new run does not read on."""
+    """Return the limit of exactly once, where a new run does not resume reading."""
     if pipeline.engine == "local" and pipeline.extract.offsets is not None:
         return ""
     return (
@@ -330,7 +330,7 @@ def one_load(pipeline: PipelineKeys) -> str:
 
 
 class End(NamedTuple):
-    """An end: what a file calls it, and the classes of its keys."""
+    """An end: its name in a file, and the classes of its keys."""
 
     name: str
     """Its key in a stage."""
@@ -345,10 +345,10 @@ def ends(*, others: bool = False) -> dict[str, End]:
     Return the ends by name.
 
     Args:
-        others: Whether those of other packages are wanted, which have to be looked for.
+        others: Whether to load the entry points of other packages, too.
 
     Raises:
-        ConfigError: If a package of others names something else.
+        ConfigError: If an entry point is not an end, or its name is taken.
 
     """
     found = {
@@ -359,7 +359,7 @@ def ends(*, others: bool = False) -> dict[str, End]:
 
 
 def name_of(end: SourceKeys | SinkKeys) -> str:
-    """Return what a file calls an end."""
+    """Return the name of an end in a file."""
     for others in (False, True):
         for name, known in ends(others=others).items():
             if type(end) in known:
@@ -388,6 +388,6 @@ def _of_others(ours: Mapping[str, End]) -> dict[str, End]:
 
 
 def without_arrow(loc: Loc) -> Iterator[Problem]:
-    """Yield what is wrong with a setting that needs PyArrow, where there is none."""
+    """Yield the problem of a setting that needs PyArrow, if it is not installed."""
     if find_spec("pyarrow") is None:
         yield broken(loc, "needs PyArrow: pip install 'etlstage[arrow]'")

@@ -1,8 +1,9 @@
 """
-Faults as they are written: what is to go wrong with workers in a trial.
+The keys of faults: what is to go wrong with workers in a trial.
 
-A pipeline file has some of its stages, and a fault plan is a file of its own, for one
-worker. The kinds are those of ``etlstage.testing``, and each field of its plans is a key.
+A pipeline file has faults for its stages; a fault plan is a separate file for one
+worker. The kinds are those of ``etlstage.testing``, and each field of its plans is a
+key.
 """
 
 from __future__ import annotations
@@ -33,40 +34,43 @@ class FaultKeys(Definition):
     kind: Annotated[FaultKind, Choice("kind", _OUTSIDE)]
     """What happens."""
     at: Moment | None = None
-    """When: before anything is written, at a message, when there is nothing to do, when
-    the input has ended, or a terminate was sent; before an action of a record processor,
-    or at its checkpoint. Without it when that kind is of use."""
+    """When it happens: before the worker has read anything (start), at a message, when
+    there is nothing to do (idle), when the input has ended or a terminate was sent
+    (end), before an action of a record processor, or at its checkpoint. The default
+    depends on the kind."""
     message: Count | None = None
     """Only at this message of a process, counted from 1."""
     number: Count | None = None
-    """Only at this action, or checkpoint, counted from 1: of a process, or in a
-    simulation of shards, of the shard."""
+    """Only at this action, or checkpoint, counted from 1 for a process, or for a shard
+    in a simulation of shards."""
     times: Count = 1
-    """At so many of them, from number on."""
+    """Number of actions, or checkpoints, at which it happens, from number on."""
     equals: str | None = None
-    """Only at messages that are this."""
+    """Only at messages equal to this text."""
     contains: str | None = None
-    """Only at messages that contain this."""
+    """Only at messages that contain this text."""
     probability: Share | None = None
-    """At random, by the seed, the worker, its start and the message."""
+    """Probability at each message; determined by the seed, the worker, its start and
+    the message's number."""
     start: Count | None = None
     """Only in this start of a worker, counted from 1."""
     worker: Name | None = None
-    """Only in the worker of this name, such as clean-1; in a simulation of shards, in
-    that of this shard."""
+    """Only in the worker of this name, such as clean-1; in a simulation of shards, only
+    in the worker of the shard of this name."""
     status: Annotated[int, Whole(0, 255)] = 1
-    """For exit: the exit status."""
+    """Exit status, for exit."""
     seconds: Duration = 0.1
-    """For pause: how long."""
+    """Length of the pause, for pause."""
     size: SizeOrZero | None = None
-    """For stderr and huge: how much; for flood: messages; for many_records: records."""
+    """Bytes, for stderr and huge; number of messages, for flood; number of records, for
+    many_records."""
     data: str | None = None
-    """For garbage, wrong_marker, refuse, revoke and stderr: what is written; for
-    fail_checkpoint the name of an exception, for restart a checkpoint."""
+    """What is written, for garbage, wrong_marker and stderr; the reason, for refuse and
+    revoke; the name of an exception, for fail_checkpoint; a checkpoint, for restart."""
 
     @property
     def fault(self) -> Fault:
-        """Return it as a plan has it."""
+        """The fault as a fault plan has it."""
         given = {name: getattr(self, name) for name in _NAMES}
         for name in ("equals", "contains", "data"):
             if given[name] is not None:
@@ -75,7 +79,7 @@ class FaultKeys(Definition):
 
     @classmethod
     def rules(cls, given: Mapping[str, Any]) -> Iterable[Problem]:
-        """Return what contradicts itself."""
+        """Return the contradictions among the given values."""
         kind = given.get("kind")
         if not isinstance(kind, FaultKind):
             return
@@ -102,12 +106,12 @@ class StageFaultKeys(FaultKeys):
     """One thing that goes wrong with workers of a stage."""
 
     stage: Name
-    """Whose workers."""
+    """Name of the stage whose workers are affected."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _PlanKeys(Definition):
-    """What may stand in a file of faults."""
+    """The keys of a fault plan."""
 
     faults: tuple[FaultKeys, ...] = ()
     seed: Annotated[int, Whole(0)] = 0

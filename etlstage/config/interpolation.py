@@ -1,8 +1,8 @@
 """
 ``${NAME}``, ``${NAME:-default}`` and ``${file:path}`` in the values of a file.
 
-``$$`` stands for ``$``. A ``$`` before anything but ``{`` or ``$`` is itself, so that
-JSON paths and awk programs need no escape. What was put in is not expanded again.
+``$$`` stands for ``$``. A ``$`` before anything but ``{`` or ``$`` is left alone, so
+that JSON paths and awk programs need no escape. Inserted text is not expanded again.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ class Expanded(NamedTuple):
 
     text: str
     found: Mapping[str, str] = {}
-    """What was put in, and the reference that stands for it; the text is then
-    not to be printed."""
+    """Inserted texts, with the references to them; if there are any, ``text`` must not
+    be printed."""
 
 
 def read_file(path: Path, most: int) -> bytes:
     """
-    Return what is in a file, up to ``most`` bytes and one.
+    Return the contents of a file, up to ``most`` bytes and one.
 
-    A pipe without a name is one that a shell has made, as by ``<(...)``: it has an end.
+    Unnamed pipes are read, too: a shell makes them, as for ``<(...)``, and they end.
 
     Raises:
         OSError: If it can't be read, or is a named pipe or a device.
@@ -56,13 +56,13 @@ def read_file(path: Path, most: int) -> bytes:
 
 
 def _without_waiting(path: str, flags: int) -> int:
-    # To open a named pipe is to wait for its other end.
+    # Opening a named pipe would block until its other end is opened.
     return os.open(path, flags | os.O_NONBLOCK)
 
 
 class Interpolator:
     """
-    Puts environment variables and the contents of files into text.
+    Inserts environment variables and the contents of files into text.
 
     Args:
         folder: What the paths of ``${file:path}`` are relative to.

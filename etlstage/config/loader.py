@@ -1,8 +1,8 @@
 """
-From a pipeline file to a checked model.
+Load a pipeline file as a checked model.
 
-All that is wrong with a file is reported at once, each with its line and column,
-and what was interpolated is never shown.
+All errors in a file are reported at once, each with its line and column, and
+interpolated values are never shown.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def load(
     path: str | Path, changes: Changes = UNCHANGED
 ) -> tuple[PipelineKeys, Document]:
     """
-    Read and check a pipeline file; nothing of what it names is looked for.
+    Read and check a pipeline file, without looking for what it names.
 
     Returns:
-        The model, and the document for the places of what is found wrong later.
+        The model, and the document, which has the places for errors found later.
 
     Raises:
         ConfigError: If anything is wrong; one line for each.
@@ -50,10 +50,10 @@ def examine(
     Args:
         path: The file.
         changes: What is laid over it.
-        loads: Whether it is to load, so that its output must not be there already.
+        loads: Whether a run is to load, so that its output must not exist already.
 
     Raises:
-        ConfigError: If anything is wrong, or is not there; one line for each.
+        ConfigError: If anything is wrong or missing; one line for each.
 
     """
     document = read(Path(path), changes)
@@ -65,7 +65,7 @@ def examine(
 
 
 class LoadedCase(NamedTuple):
-    """A test, and where it stands."""
+    """A test, and where it is written."""
 
     keys: CaseKeys
     document: Document
@@ -80,7 +80,7 @@ def cases_of(keys: PipelineKeys, document: Document) -> list[LoadedCase]:
     """
     Return the tests of a pipeline: its own, and those of the file beside it.
 
-    That of ``pipeline.yaml`` is ``pipeline.test.yaml``.
+    The file beside ``pipeline.yaml`` is ``pipeline.test.yaml``.
 
     Raises:
         ConfigError: If anything in that file is wrong; one line for each.
@@ -116,7 +116,7 @@ def _checked(
 
 
 def _read(model: type[M], document: Document) -> tuple[M, list[Problem]]:
-    """Return what a document stands for, as far as it could be read; what could not."""
+    """Return the model of a document, as far as it could be read, and the problems."""
     try:
         return Section.of(model).read(document.data), []
     except Invalid as error:

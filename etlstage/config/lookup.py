@@ -1,8 +1,8 @@
 """
 One stage of a pipeline file, for commands about that stage alone.
 
-Nothing of the file but its keys is looked at unless that is asked: not whether programs
-are there, nor Spark.
+Only the keys of the file are checked, unless more is asked for: not whether programs or
+Spark exist.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class StageFile(NamedTuple):
 
     keys: PipelineKeys
     stages: dict[str, tuple[StageKeys, Stage | None]]
-    """By name, in the order of the line: what is written of one, and its worker, if it
-    is no DataFrame. Of each there is one process."""
+    """The keys and the worker of each stage by name, in pipeline order; a DataFrame has
+    no worker. Each worker has one process."""
     secrets: Secrets
-    """What is not to be shown."""
+    """Texts that must not be shown."""
     document: Document
 
     @classmethod
@@ -58,7 +58,7 @@ class StageFile(NamedTuple):
         Return a stage by its name.
 
         Raises:
-            ConfigError: If there is none, or it has no worker.
+            ConfigError: If there is no such stage, or it has no worker.
 
         """
         if name not in self.stages:
@@ -72,10 +72,10 @@ class StageFile(NamedTuple):
 
     def check_presence(self, name: str) -> None:
         """
-        Assert that what the worker of a stage needs is on this machine.
+        Check that what the worker of a stage needs is on this machine.
 
         Raises:
-            ConfigError: As validation of the file does.
+            ConfigError: If anything is missing, as when the file is validated.
 
         """
         look = Look(self.keys, self.document)
@@ -90,7 +90,7 @@ def stage_from_yaml(path: str | Path, name: str) -> Stage:
 
     Args:
         path: The file.
-        name: Of the stage.
+        name: Name of the stage.
 
     Raises:
         ConfigError: If anything in the file is wrong, or it has no such worker.

@@ -1,9 +1,9 @@
 """
-What may stand in a pipeline file.
+The keys of a pipeline file.
 
 The keys of a stage are the settings of :class:`~etlstage.stage.Stage` and of its
-dialect, see ``stages.py``; here is what only a file has: its ends, their DataFrames,
-the session. Rules across several mappings are in ``rules.py``.
+dialect, see ``stages.py``. Here are the keys that only a file has: its ends, their
+DataFrames, the session. Rules across several mappings are in ``rules.py``.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExtractKeys(StageKeys):
-    """Where messages come from: a DataFrame or a worker."""
+    """Where messages come from: files, a DataFrame, journals, a stream or a worker."""
 
     kind: ClassVar[StageKind] = StageKind.EXTRACT
     place: ClassVar[Place] = Place.EXTRACT
@@ -49,7 +49,8 @@ class ExtractKeys(StageKeys):
     offsets: Annotated[OffsetPolicy | None, Place.EXTRACT] = None
     """Who keeps the offsets of a cyclic extraction, and how they advance."""
     every: Annotated[Duration | None, Place.EXTRACT | Place.SOURCE] = None
-    """Pause once all is read, until stopped; without it the run ends then."""
+    """Pause before reading again once everything was read; the run then lasts until it
+    is stopped. By default it ends."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,8 +62,8 @@ class TransformKeys(StageKeys):
     stage: Annotated[Stage, Instance(Stage), Place(0)]
     """What its worker is."""
     durable: Annotated[DurableKeys | None, Durable(), Place.TRANSFORM] = None
-    """Whether what leaves it waits in journals in the state, so that it is not made
-    twice; true, or a mapping. Needs engine local, and state."""
+    """Whether the stage's outputs wait in journals in the state, so that they are not
+    computed twice: true, or a mapping. Needs engine local, and state."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,38 +76,40 @@ class ShardKeys(Keys):
 
     label: ClassVar[tuple[str, ...]] = ("shards",)
     count: Annotated[int, Whole(1, 1000)] = 1
-    """Shards, each with a worker."""
+    """Number of shards, each with a worker of its own."""
     key: Pointer | None = None
-    """A JSON pointer: messages that have the same there are in one shard, in their
-    order; by default a hash of the message picks it."""
+    """JSON pointer to the key of a message: messages with the same key go to the same
+    shard, in their order. By default a hash of the message selects the shard."""
     sequence: Pointer | None = None
-    """A JSON pointer to the sequence number, which rises within a shard; by default
-    messages are numbered as they come. What is not above the checkpoint was loaded."""
+    """JSON pointer to the sequence number, which must rise within a shard; by default
+    messages are numbered as they come. A message whose number is not above the
+    checkpoint counts as loaded."""
     arrival: Pointer | None = None
-    """A JSON pointer to when a record arrived, in milliseconds since 1970 or as in
-    2026-11-23T18:00:00Z."""
+    """JSON pointer to the time at which a record arrived, in milliseconds since 1970 or
+    as in 2026-11-23T18:00:00Z."""
     at_end: Annotated[Literal["shard_ended", "shutdown"], Noun("end of the input")] = (
         "shard_ended"
     )
-    """What workers are sent at the end of the input: that their shard has ended, or
-    that they are to shut down and it goes on with the next run."""
+    """What workers are sent at the end of the input: that their shard has ended
+    (shard_ended), or that they are to shut down, and the next run continues the shard
+    (shutdown)."""
     leases: Argument | None = None
-    """Where runners share the shards: postgresql://..., or the path of a file for those
-    of one host."""
+    """Where several runners share the shards: postgresql://..., or the path of a file
+    for runners on one host."""
     table: Annotated[str, Pattern("[a-z_][a-z0-9_]{0,40}", "a name of a table")] = (
         "etlstage_leases"
     )
-    """Name of the table of the leases; each pipeline has its own."""
+    """Name of the table of leases; each pipeline needs a table of its own."""
     failover: Duration = 10.0
-    """Time without a sign of life after which others take a runner's shards."""
+    """How long a runner may show no sign of life before others take its shards."""
     outage: Duration = 300.0
-    """Time for which the leases may be out of reach, at the start or later: then the
-    run ends. What it had is taken by others, or by the next run."""
+    """How long the leases may be out of reach, at the start or later, before the run
+    ends. Other runners, or the next run, then take its shards."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadKeys(StageKeys):
-    """Where messages end: a DataFrame or a worker."""
+    """Where messages are loaded: files, a DataFrame, journals or a worker."""
 
     kind: ClassVar[StageKind] = StageKind.LOAD
     place: ClassVar[Place] = Place.LOAD
@@ -114,18 +117,20 @@ class LoadKeys(StageKeys):
     end: Annotated[SinkKeys, Instance(SinkKeys), Place(0)]
     """What is written, and how."""
     commit: Annotated[Command | None, Place.LOAD] = None
-    """Makes final what the workers have loaded in an epoch, for exactly-once."""
+    """Program that makes final what the workers have loaded in an epoch, for
+    exactly-once."""
     abort: Annotated[Command | None, Place.LOAD] = None
-    """Undoes an epoch, whether it is final or not."""
+    """Program that undoes an epoch, whether it is final or not."""
     epoch: Annotated[EpochKeys | None, Place.LOAD] = None
     """How much is loaded and committed at once, for exactly-once."""
     shards: Annotated[ShardKeys | None, Place.LOAD] = None
-    """Parts of the input that have a worker each, in a dialect whose workers commit."""
+    """How the input is divided into shards, each with a worker of its own, in a dialect
+    whose workers commit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeadLetterKeys(Keys):
-    """Where dead letters go besides their files."""
+    """Where dead letters are written besides their files."""
 
     spark: SparkLetterKeys
     """A DataFrame to which the dead letters of each run are appended."""
@@ -133,29 +138,30 @@ class DeadLetterKeys(Keys):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SessionKeys(Keys):
-    """The Spark session; without it a local one on all cores."""
+    """The Spark session; by default a local one on all cores."""
 
     master: str | None = None
-    """Where Spark runs; without it and remote local[*]."""
+    """Where Spark runs; local[*] if neither master nor remote is set."""
     remote: (
         Annotated[
             str, Pattern("sc://.*", "a Spark Connect server such as sc://host:15002")
         ]
         | None
     ) = None
-    """A Spark Connect server."""
+    """URL of a Spark Connect server."""
     config: dict[str, str] = field(default_factory=dict)
-    """Spark's own settings; they override the defaults."""
+    """Settings of Spark itself; they override etlstage's defaults."""
     staging: Argument | None = None
-    """A directory shared by driver and executors."""
+    """Folder, or URL of one, that the driver and all executors share; required unless
+    Spark is local."""
     files: tuple[Argument, ...] = ()
-    """Sent to the executors, with etlstage."""
+    """Files to send to the executors, besides etlstage."""
     archives: tuple[Argument, ...] = ()
-    """Sent to the executors and unpacked there, as what stands behind #."""
+    """Archives to send to the executors and unpack there, under the name after #."""
 
     @classmethod
     def rules(cls, given: Mapping[str, Any]) -> Iterable[Problem]:
-        """Return what contradicts itself."""
+        """Return the contradictions among the given values."""
         if "master" in given and "remote" in given:
             yield broken(("remote",), "can't be used together with master")
 
@@ -167,9 +173,10 @@ class SessionKeys(Keys):
 
     def shipped(self) -> Iterator[tuple[Loc, str, str]]:
         """
-        Yield what is sent to executors: where it stands, its path, its name there.
+        Yield what is sent to executors: where it is written, its path, its name there.
 
-        That name is what stands behind a ``#`` in the last part of the path.
+        That name follows a ``#`` in the last part of the path; by default it is that
+        part itself.
         """
         for key, paths in (("files", self.files), ("archives", self.archives)):
             for i, written in enumerate(paths):
@@ -191,43 +198,45 @@ class PipelineKeys(Keys):
         }
     }
     name: Name
-    """As reports, logs and errors call it."""
+    """Name of the pipeline in reports, logs and errors."""
     engine: Literal["local", "spark", "streaming"] = "local"
-    """Where the stages run: beside the driver (local), in Spark's executors (spark), or
-    there in micro-batches (streaming)."""
+    """Where the stages run: on the driver's machine (local), in Spark's executors
+    (spark), or there in micro-batches (streaming)."""
     delivery: Annotated[
         Literal["at-least-once", "exactly-once"],
         Choice("delivery", {d: d for d in _DELIVERIES}, later=("at-most-once",)),
     ] = "at-least-once"
-    """How often a message may arrive; exactly-once needs files or a database, and state
-    on engines local and spark; or, on engine local, a load worker that commits."""
+    """How often a message may arrive. exactly-once needs a load into files, journals or
+    a database, and state on engines local and spark; or, on engine local, a load worker
+    with commit and abort."""
     state: Argument | None = None
-    """Folder where offsets are kept between runs, and dead letters; without it dead
-    letters alone, in .etlstage beside the file."""
+    """Folder that keeps offsets and dead letters between runs; without it only dead
+    letters are kept, in .etlstage beside the file."""
     drain: Duration | None = None
-    """How long messages that were read are still processed when a run is to end; then
-    only what workers have. By default 30s where the next run reads the rest again, else
-    no limit. On engines spark and streaming a load, or a batch, that takes longer is
-    broken off; by default it may take any time."""
+    """How long messages that were already read are still processed when a run is
+    stopped; after that only those that workers hold. By default 30s if the next run can
+    read the rest again, else without limit. On engines spark and streaming, how long a
+    load, or a batch, may then still take before it is cancelled; by default without
+    limit."""
     spark: SessionKeys = field(default_factory=SessionKeys)
-    """The Spark session; without it a local one on all cores."""
+    """The Spark session; by default a local one on all cores."""
     extract: Annotated[ExtractKeys, stage_section(ExtractKeys)]
-    """Where messages come from: a DataFrame or a worker."""
+    """Where messages come from: files, a DataFrame, journals, a stream or a worker."""
     transform: Annotated[
         tuple[TransformKeys, ...], Stages(stage_section(TransformKeys))
     ] = ()
-    """Stages that turn each message into none, one or many."""
+    """Stages that turn each message into zero, one or many."""
     load: Annotated[LoadKeys, stage_section(LoadKeys)]
-    """Where messages end: a DataFrame or a worker."""
+    """Where messages are loaded: files, a DataFrame, journals or a worker."""
     tests: tuple[CaseKeys, ...] = ()
-    """Tests of the stages, for etlstage test."""
+    """Tests of the stages, which etlstage test runs."""
     faults: tuple[StageFaultKeys, ...] = ()
-    """What goes wrong with workers in a trial, for etlstage run --faults."""
+    """Faults to inject into workers in a trial, with etlstage run --faults."""
     dead_letters: DeadLetterKeys | None = None
-    """Where a copy of each run's dead letters goes, besides their files."""
+    """Where a copy of each run's dead letters is written, besides their files."""
 
     def stages(self) -> Iterator[tuple[Loc, StageKeys]]:
-        """Yield the stages in the order of the line, with their places in the file."""
+        """Yield the stages in pipeline order, with their places in the file."""
         yield ("extract",), self.extract
         for i, stage in enumerate(self.transform):
             yield ("transform", i), stage

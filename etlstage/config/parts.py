@@ -1,9 +1,10 @@
 """
-The pipelines into which one is cut at its durable edges.
+The parts into which a pipeline is divided at its durable edges.
 
-The half before an edge ends in journals, the half behind it begins with them; nothing
-else is special about either. The first has the state of the whole, so that what was
-read stays known when an edge comes or goes; those behind it have folders in there.
+The half before an edge ends in journals, and the half after it begins with them;
+nothing else is special about either. The first part has the state directory of the
+whole pipeline, so that the position in the input survives when an edge is added or
+removed; later parts have folders in that directory.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """
-What a pipeline file would have run, in words; nothing is started for it.
+Describe what a pipeline file would run; nothing is started for it.
 
-How much may be held is the sum of the table in docs/explanation/limits.md.
+The memory that may be held is the sum of the table in docs/explanation/limits.md.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MiB: Final = 1024 * 1024
 AHEAD: Final = 2 * MiB  # sent ahead of replies, to each worker
 HELD: Final = 8 * MiB  # replies that are held back, of each worker
 STDERR: Final = 72 * 1024  # of each worker
-STREAM: Final = 2 * 64 * MiB  # read and not handed on, by each stage
+STREAM: Final = 2 * 64 * MiB  # read but not passed on, by each stage
 EXTRACTED: Final = MiB  # on their way from a source
 TASK: Final = 72 * MiB  # what Spark gives to a task, and a batch of its rows
 
@@ -51,7 +51,7 @@ class Part(NamedTuple):
     what: str
     """Its command, or its DataFrame."""
     about: list[tuple[str, str]]
-    """What there is to know of it, by what it is about."""
+    """Facts about it, as pairs of a heading and a text."""
     dead_letters: bool
     """Whether it may have any."""
 
@@ -77,7 +77,7 @@ class Plan(NamedTuple):
 
 
 def plan_of(keys: PipelineKeys, document: Document) -> Plan:
-    """Return what a pipeline file would have run; without secrets."""
+    """Return the plan of a pipeline file, without secrets."""
     made = _Plan(keys, document)
     conceal = Secrets(hidden_texts(keys, document)).conceal
     parts = [
@@ -91,7 +91,7 @@ def plan_of(keys: PipelineKeys, document: Document) -> Plan:
 
 
 class _Plan:
-    """Finds the words."""
+    """Describes the parts of a pipeline."""
 
     def __init__(self, keys: PipelineKeys, document: Document) -> None:
         self._keys = keys
@@ -126,7 +126,7 @@ class _Plan:
             yield Part(name, stage.kind, what, about, dead)
 
     def edges(self) -> Iterator[Edge]:
-        """Yield what is between the stages."""
+        """Yield the edges between the stages."""
         names = [stage.name for _, stage in self._keys.stages()]
         engine = self._keys.engine
         within = "in memory, one run of messages (about 1 MiB) or one reply"
@@ -156,7 +156,7 @@ class _Plan:
             yield Edge(start, end, how)
 
     def about(self) -> Iterator[tuple[str, str]]:
-        """Yield what is to be known of the whole."""
+        """Yield facts about the whole pipeline."""
         keys = self._keys
         if self._needs_spark:
             yield "Spark", self._spark()
@@ -261,7 +261,7 @@ def _beyond(stages: list[Stage]) -> str:
 
 
 def _exchanges(stage: Stage) -> str:
-    """Return what is given to a worker at once, and what ahead of its replies."""
+    """Return how much a worker is sent at once, and how much ahead of its replies."""
     most = counted(stage.batch.size, "message")
     if stage.dialect.shape is Shape.COMMITTED:
         return f"up to {most} at a time; each is done when its worker commits it"
@@ -274,7 +274,7 @@ def _exchanges(stage: Stage) -> str:
 def _dialect(dialect: Dialect) -> str:
     """Return the name of a dialect, and the settings that are its own."""
     settings = dialect.plain()
-    # How messages are asked for is shown in words of all dialects.
+    # How messages are exchanged is shown elsewhere, in terms common to all dialects.
     for key in ("name", "mode", "batches"):
         settings.pop(key, None)
     for key, value in [*settings.items()]:
@@ -289,7 +289,7 @@ def _dialect(dialect: Dialect) -> str:
 
 
 def _shards(keys: PipelineKeys) -> str:
-    """Return which they are, why their workers end, and who shares them."""
+    """Return which shards there are, why their workers end, and how they are shared."""
     shards = keys.load.shards
     if keys.extract.end.sharded:
         text = "those of the stream, a worker for each"
@@ -311,7 +311,7 @@ def _shards(keys: PipelineKeys) -> str:
 
 
 def _guarantee(keys: PipelineKeys) -> str:
-    """Return how often a message may arrive, and why, on this engine in this sink."""
+    """Return how often a message may be loaded with this engine and sink, and why."""
     promise = keys.load.end.promise(keys.load, keys)
     if promise is not None:
         return promise

@@ -1,9 +1,9 @@
 """
 Rules across several mappings of a pipeline file.
 
-The keys of one mapping are checked by its class. Here a pipeline is asked of
-which not all need have been read, so that a user sees everything that is wrong at once:
-a rule ends where it needs what could not be read.
+The keys of one mapping are checked by its class. The rules here also run on a pipeline
+that could be read only in part, so that a user sees everything that is wrong at once: a
+rule ends where it needs a value that could not be read.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ __all__ = ("broken_rules", "case_rules")
 
 def broken_rules(keys: PipelineKeys) -> Iterator[Problem]:
     """
-    Yield what contradicts itself in a file.
+    Yield the contradictions in a file.
 
     Args:
-        keys: What could be read of it.
+        keys: What could be read of the file.
 
     """
     for rule in _RULES:
@@ -44,11 +44,11 @@ def broken_rules(keys: PipelineKeys) -> Iterator[Problem]:
 
 def case_rules(keys: PipelineKeys, cases: Sequence[CaseKeys]) -> Iterator[Problem]:
     """
-    Yield what tests ask of a pipeline that it has not.
+    Yield what tests need that the pipeline does not have.
 
     Args:
         keys: What could be read of the pipeline.
-        cases: Likewise of its tests, which may stand in another file.
+        cases: What could be read of its tests, which may be in another file.
 
     """
     for i, case in enumerate(cases):
@@ -90,7 +90,7 @@ def _fault(keys: PipelineKeys, name: str, loc: Loc) -> Iterator[Problem]:
 
 
 def _unknown(keys: PipelineKeys, name: str) -> Problem | None:
-    """Return that there is no stage of a name, if there is none."""
+    """Return the problem of a name that no stage has; None: a stage has it."""
     names = [stage.name for _, stage in keys.stages()]
     if name in names:
         return None

@@ -1,4 +1,4 @@
-"""What a run has in place of its file's settings, when it is no ordinary run."""
+"""Replacements for a file's settings in trial runs and in retries."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ K = TypeVar("K", bound=StageKeys)
 
 
 def here(keys: PipelineKeys) -> PipelineKeys:
-    """Return the keys of a pipeline whose ends are tried on this machine alone."""
+    """Return the keys of a pipeline, changed to try its ends on this machine alone."""
     session = replace(keys.spark, master="local[2]", remote=None)
     return replace(keys, engine="local", state=None, spark=session)
 
 
 class DryRun(NamedTuple):
     """
-    What a run on trial has in place of the file's settings.
+    Replacements for the file's settings in a trial run.
 
-    It neither loads nor stores anything where real runs do, and it ends: extraction
-    begins where it would for the first time, and is not repeated.
+    A trial run neither loads nor stores anything where real runs do, and it ends:
+    extraction begins where a first run would begin, and is not repeated.
     """
 
     engine: str
-    """What runs the stages."""
+    """The engine that runs the stages."""
     state: Path
-    """Where positions and dead letters go: a folder that only this run has."""
+    """The folder for positions and dead letters, for this run alone."""
     sink: Sink
-    """Takes what would be loaded."""
+    """Receives what would be loaded."""
     until: str | None = None
-    """The last stage that is run, whatever its errors; None: all of the file's."""
+    """The last stage to run, without an error budget; None: all stages."""
 
     def keys(self, keys: PipelineKeys) -> PipelineKeys:
         """
-        Return the keys of a file as they are on trial.
+        Return the keys of a file, changed for a trial run.
 
         Raises:
-            ConfigError: If it is to end behind a stage behind which nothing comes.
+            ConfigError: If ``until`` is not a stage that another stage follows.
 
         """
         changes: dict[str, Any] = {
@@ -54,7 +54,7 @@ class DryRun(NamedTuple):
             "state": str(self.state),
             "extract": replace(keys.extract, every=None, end=keys.extract.end.tried()),
             "dead_letters": None,
-            # What it makes is made once.
+            # The output of stages is not kept for other runs.
             "transform": uncut(keys).transform,
         }
         if self.until is not None:
@@ -66,7 +66,7 @@ class DryRun(NamedTuple):
                     f"{guess(self.until, names) or f', expected one of {known}'}"
                 )
             stages = changes["transform"][: names.index(self.until)]
-            # Where nothing is loaded, once is no matter: and it needs a whole input.
+            # As nothing is loaded, exactly-once means nothing; it needs a whole input.
             changes["delivery"] = "at-least-once"
             changes["transform"] = tuple(lenient(s, s.on_error.then) for s in stages)
         return replace(keys, **changes)
@@ -74,14 +74,14 @@ class DryRun(NamedTuple):
 
 def retried_keys(keys: PipelineKeys, epoch: str) -> PipelineKeys:
     """
-    Return the keys of a file as they are for a retry of its dead letters.
+    Return the keys of a file, changed for a retry of its dead letters.
 
-    Its stages run here, refuse what they want without an end, and what they make is
-    added to what is there, if the end allows it.
+    Its stages run on engine local and may reject any number of messages, and their
+    output is added to what exists, if the end allows that.
 
     Args:
-        keys: Those of the file.
-        epoch: What the retry is called.
+        keys: The keys of the file.
+        epoch: The name of the retry.
 
     """
     end, delivery = keys.load.end.retried(keys, epoch)
@@ -99,7 +99,7 @@ def retried_keys(keys: PipelineKeys, epoch: str) -> PipelineKeys:
 
 
 def lenient(keys: K, then: Literal["dead_letter", "fail"] = "dead_letter") -> K:
-    """Return the keys of a stage that refuses what it wants without an end, or fails."""
+    """Return a stage's keys without an error budget: it dead-letters, or fails."""
     policy = replace(keys.on_error, then=then, budget=ErrorBudget())
     stage = keys.stage and replace(keys.stage, on_error=policy)
     return replace(keys, on_error=policy, stage=stage)

@@ -1,1 +1,1 @@
-"""Files as the ends of a pipeline, by Arrow: no JVM, and nothing to start."""
+"""Files as the ends of a pipeline, read and written by Arrow, without a JVM."""

@@ -1,10 +1,10 @@
 """
-Which files an input is, as Spark finds them.
+Find the files of an input, as Spark does.
 
-A path is a file, a folder, or a pattern of these. Below a folder that is named those
-with ``=`` in their names are partitions, whose columns are in no file; other folders
-are not looked into, and what begins with a dot or an underscore is no data. Files
-come in the order of their names.
+A path is a file, a folder, or a pattern of these. In a folder, subfolders with ``=`` in
+their names are partitions, whose columns are not in the files; other subfolders are not
+searched. Names that begin with a dot, or with an underscore and have no ``=``, are not
+data. Files come in the order of their names.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ __all__ = (
 )
 
 NOWHERE: Final = "__HIVE_DEFAULT_PARTITION__"
-"""What the folder of a partition is called whose value is null."""
+"""Value in a folder's name that stands for null in a partition."""
 _ODD: Final = re.compile(r"""[\x00-\x1f\x7f"#%'*/:=?\\{\[\]^]""")
 _WHOLE: Final = re.compile(r"-?(0|[1-9][0-9]{0,17})")
 _DAY: Final = re.compile(r"\d{4}-\d\d-\d\d")
 
 
 class PartitionsDiffer(ValueError):
-    """Some files are in partitions by other columns than others."""
+    """The files of an input are partitioned by different columns."""
 
 
 class InputFile(NamedTuple):
@@ -45,7 +45,7 @@ class InputFile(NamedTuple):
     path: Path
     size: int
     partition: tuple[tuple[str, str | None], ...] = ()
-    """The columns that are in no file, with the value of each."""
+    """Columns that are only in the names of folders, with the value of each."""
 
 
 def find(path: str) -> list[InputFile]:
@@ -56,7 +56,7 @@ def find(path: str) -> list[InputFile]:
         path: A file, a folder, or a pattern.
 
     Raises:
-        PartitionsDiffer: If not all of them have the same columns in their folders.
+        PartitionsDiffer: If the files are not all partitioned by the same columns.
         OSError: If a folder can't be read.
 
     """
@@ -97,7 +97,7 @@ def _is_hidden(name: str) -> bool:
 
 
 def folder_name(name: str, value: str | None) -> str:
-    """Return what the folder of a partition is called."""
+    """Return the name of a partition's folder; an empty value is null."""
     text = _ODD.sub(_percent, value) if value else NOWHERE
     return f"{_ODD.sub(_percent, name)}={text}"
 
@@ -107,7 +107,7 @@ def _percent(found: re.Match[str]) -> str:
 
 
 def digest_of(files: Sequence[InputFile]) -> str:
-    """Return a digest of these files, of what shows from outside."""
+    """Return a digest of the files' paths, sizes and modification times."""
     lines = (f"{f.path}\0{f.size}\0{f.path.stat().st_mtime_ns}" for f in files)
     return sha256("\n".join(lines).encode()).hexdigest()[:16]
 

@@ -1,9 +1,9 @@
 """
-Messages out of files, one for each row.
+Extract messages from files, one for each row.
 
-Nothing waits on a disk: files are read a megabyte at a time, and a position is a file,
-an offset in it, and how many rows behind that are done. It holds as long as the files
-are the same; a start that finds others fails, and does not guess.
+No messages are buffered on disk: files are read a megabyte at a time. A position is a
+file, an offset in it, and how many rows after that offset are done. It is valid as long
+as the files are the same; a start that finds different files fails and does not guess.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ from etlstage.settings.ddl import Type
 __all__ = ("RUN_BYTES", "RUN_MESSAGES", "FileSource")
 
 RUN_MESSAGES: Final = 16_384
-"""In a run, at most."""
+"""Messages in a run, at most."""
 RUN_BYTES: Final = 1 << 20
-"""In a run, at most, unless it is a single message."""
+"""Bytes in a run, at most, unless it is a single message."""
 _ROW_BITS: Final = 48
 _Place: TypeAlias = tuple[int, int]  # file, row
 
 
 class FileSource(Source):
     """
-    Yields the rows of files as messages, in the order of their names.
+    Yields the rows of files as messages, in the order of the files' names.
 
     Args:
         path: A file, a folder, or a pattern of these.
         format: ``csv``, ``json``, ``ndjson``, ``parquet`` or ``text``.
         schema: Columns as DDL; by default those of the files.
-        message: The column, of text, that is the message. By default the only one if it
-            is text or binary, else all as JSON, with nulls.
+        message: The text or binary column that is the message. By default the only
+            column if it is one, else all columns as JSON, with nulls.
         key: A column by which messages keep their order where a stage keeps no other.
-        options: As Spark calls them.
-        name: As reports and errors call it.
+        options: Options by Spark's names.
+        name: Name in reports and errors.
         run_messages: Messages in a run, at most.
         run_bytes: Bytes in a run, at most, unless it is a single message.
-        keeps: Whether positions are wanted.
+        keeps: Whether to yield positions.
 
     """
 
@@ -86,7 +86,7 @@ class FileSource(Source):
 
     @property
     def cut(self) -> tuple[int, int]:
-        """A position is behind each run."""
+        """Messages and bytes of a run, at most: a position comes after each."""
         return self._bounds
 
     @property
@@ -95,11 +95,11 @@ class FileSource(Source):
         return f"{self._format} {self._path}"
 
     def begin(self, epochs: Epochs) -> None:
-        """Have positions: the load may be started again."""
+        """Yield positions from now on, as the load may be restarted."""
         self._keeps = True
 
     def resume(self, position: object) -> None:
-        """Begin behind a row; raises SourceFailed if that is no such position."""
+        """Begin at a position; raises SourceFailed if it is not one of this source."""
         match position:
             case [int(file), int(offset), int(rows), str(of)] if (
                 min(file, offset, rows) >= 0
@@ -109,17 +109,17 @@ class FileSource(Source):
                 super().resume(position)
 
     def drain(self) -> bool:
-        """End at the next position, if there are any."""
+        """End at the next position; return whether there are positions."""
         self._draining = self._keeps
         return self._draining
 
     async def runs(self) -> AsyncGenerator[Run | Position, None]:
         """
-        Yield runs of messages, and a position behind each.
+        Yield runs of messages, and a position after each.
 
         Raises:
-            SourceFailed: If a file can't be read, there is no such column, a message
-                is null, or the files are not those of the position.
+            SourceFailed: If a file can't be read, a column is missing, a message is
+                null, or the files are not those of the position.
 
         """
         async with aclosing(self._read(*self._from)) as items:
@@ -131,8 +131,8 @@ class FileSource(Source):
                         return
 
     async def numbered(self, after: int = -1) -> AsyncGenerator[AnnotatedRun, None]:
-        """Yield runs, in which a number is a place: a file, and a row of it."""
-        # Not an offset: where chunks begin depends on where reading has begun.
+        """Yield runs whose numbers are places: a file, and a row in it."""
+        # Not an offset: where chunks begin depends on where reading began.
         file, row = divmod(after + 1, 1 << _ROW_BITS)
         async with aclosing(self._read(file, 0, row)) as items:
             async for run, (file, row), _ in items:
@@ -141,7 +141,7 @@ class FileSource(Source):
                 yield AnnotatedRun(plain(run), sequence=numbers)
 
     def identity(self) -> str:
-        """Return a digest of the files, and read no others; blocks."""
+        """Return a digest of the files; reading then fails if they differ. Blocks."""
         self._keeps, self._of = True, digest_of(find(self._path))
         return self._of
 
@@ -166,7 +166,7 @@ class FileSource(Source):
     def _items(
         self, first: int, start: int, skipped: int
     ) -> Generator[tuple[Run, _Place, Position], None, None]:
-        """Yield runs, each with its place, and the position behind it."""
+        """Yield runs, each with its place, and the position after it."""
         files = find(self._path)
         if not files:
             raise self._failed(
@@ -196,9 +196,9 @@ class FileSource(Source):
         types: Mapping[str, str],
     ) -> Generator[tuple[Run, int, int, int], None, None]:
         """
-        Yield runs, each with its row, and with offset and row of what comes next.
+        Yield runs, each with its first row, and offset and row of the next run.
 
-        Rows are counted from ``start``, and those of what comes next from its offset.
+        The first row is counted from ``start``, that of the next run from its offset.
         """
         most, size = self._bounds
         before = 0
@@ -274,7 +274,7 @@ def _one(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def _decoded(table: pa.Table) -> pa.Table:
-    """Return the rows of a text file with its lines as text, for JSON."""
+    """Return a table with the lines of a text file as strings, for JSON."""
     if "value" in table.column_names and table.num_columns > 1:
         n = table.column_names.index("value")
         if pt.is_binary(table.column(n).type):

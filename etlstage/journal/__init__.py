@@ -9,9 +9,9 @@ Journals: append-only logs of messages in a folder, for many writers and many re
         async for envelope in journals.read_committed(name="billing", follow=True):
             ...
 
-There is no server: processes on one machine share the files. The same reads and appends
-to journals of a Gazette broker, whose address is in the folder's place. What messages are, who has
-published them and which of them are committed is :mod:`etlstage.sequencing`'s.
+There is no server: processes on one machine share the files. With the address of a
+Gazette broker instead of the folder, the same code reads and appends to the broker's
+journals. Messages, producers and commits are :mod:`etlstage.sequencing`'s.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """
 Journals of a Gazette broker, through its HTTP gateway.
 
-A PUT appends, a GET reads. What is not certain, because an answer was
-lost or came too late, is asked again: an append may then stand twice, and a sequencer
-drops the second. Who follows keeps a GET open that answers when there is more, and reads
-with another: so no read waits longer than the broker takes to answer.
+A PUT appends, a GET reads. A request whose answer was lost or came too late is
+repeated. An append may then be in the journal twice, and a sequencer drops the second
+copy. A reader that follows keeps a GET open that the broker answers when there is more,
+and reads with another GET. So no read waits longer than the broker takes to answer.
 """
 
 from __future__ import annotations
@@ -48,20 +48,20 @@ _LONGEST_WAIT: Final = 2.0
 @dataclass(frozen=True)
 class Broker:
     """
-    Where a broker is, and how long it is waited for.
+    A broker's address, timeouts and headers.
 
     Raises:
-        ConfigError: If the address is none.
+        ConfigError: If the address is invalid.
 
     """
 
     url: str
-    """``http://broker:8080/orders/`` for journals ``orders/part-000`` and so on; without
-    the slash at its end, one journal of that name."""
+    """``http://broker:8080/orders/`` for journals ``orders/part-000`` and so on;
+    without the trailing slash, one journal of that name."""
     timeout: float = 10.0
     """Seconds to wait for an answer, or for more of one."""
     retry_for: float = 30.0
-    """Seconds for which what failed is tried again."""
+    """Seconds for which a failed request is retried."""
     headers: dict[str, str] = field(default_factory=dict, repr=False)
     """Sent with each request, such as ``Authorization``."""
 
@@ -79,7 +79,7 @@ class Broker:
 
     @property
     def name(self) -> str:
-        """What the names of its journals begin with."""
+        """The prefix of the names of its journals."""
         return urlsplit(self.url).path.strip("/")
 
     @property
@@ -88,14 +88,14 @@ class Broker:
         return not urlsplit(self.url).path.endswith("/")
 
     def connect(self) -> HTTPConnection:
-        """Return a connection, which is made with its first request."""
+        """Return a connection, which is opened by its first request."""
         parts = urlsplit(self.url)
         kind = HTTPConnection if parts.scheme == "http" else HTTPSConnection
         return kind(parts.hostname or "", parts.port, timeout=self.timeout)
 
 
 class _Transient(Exception):
-    """What failed may succeed if it is tried again."""
+    """A failure after which a retry may succeed."""
 
 
 _BROKEN: Final = OSError, HTTPException, _Transient
@@ -106,29 +106,29 @@ class BrokerLog:
     One journal of a broker.
 
     Args:
-        broker: Where it is.
-        name: Of the journal.
+        broker: The broker.
+        name: Name of the journal.
 
     """
 
     rolled: Final = False
-    """Segments are the broker's."""
+    """Always False: segments are the broker's concern."""
 
     def __init__(self, broker: Broker, name: str) -> None:
         self.name = name
         self._broker = broker
         self._appending: HTTPConnection | None = None
-        # By offset, a request that is answered when there is something.
+        # By offset, a request that is answered when there is something to read.
         self._bells: dict[int, HTTPConnection] = {}
         self._confirmed = 0  # the end of our last append
 
     @property
     def lock(self) -> str:
-        """Of the threads of this process: the broker orders those of all."""
+        """Lock between this process's threads; the broker orders all appends."""
         return f"{self.name}/lock"
 
     def first(self) -> int:
-        """Return 0: a read from there begins with what is kept."""
+        """Return 0: a read from 0 begins at the first offset that is kept."""
         return 0
 
     def end(self) -> int:
@@ -136,22 +136,22 @@ class BrokerLog:
         return self._retried("read the write head", self._head)
 
     def reach(self) -> int:
-        """Return the same: nothing of a broker's log is torn."""
+        """Return the write head: a broker's log has no incomplete groups."""
         return self.end()
 
     def appended(self) -> int:
-        """Return the same."""
+        """Return the write head."""
         return self.end()
 
     def sync(self) -> None:
-        """Do nothing: a broker answers when an append is replicated."""
+        """Do nothing: a broker answers an append once it is replicated."""
 
     def secure(self, offset: int) -> None:
-        """Likewise: what can be read is replicated."""
+        """Do nothing: whatever can be read is replicated."""
 
     def at_time(self, time: int) -> NoReturn:
         """
-        Refuse.
+        Refuse: a broker has no index of times.
 
         Raises:
             JournalError: Always.
@@ -171,11 +171,12 @@ class BrokerLog:
 
     def append(self, now: int, *data: bytes) -> tuple[int, int]:
         """
-        Append bytes, and return where they begin and end.
+        Append bytes, and return their begin and end offsets.
 
         Raises:
-            AppendInDoubt: If no answer confirms it: it may stand there, or will.
-            JournalError: If it was refused.
+            AppendInDoubt: If no answer confirms the append. The bytes may be in the
+                journal, or may appear there later.
+            JournalError: If the append was refused.
 
         """
         body = b"".join(data)
@@ -183,11 +184,11 @@ class BrokerLog:
 
     def grown(self, offset: int) -> bool:
         """
-        Return whether there may be something behind an offset.
+        Return whether there may be more after an offset.
 
-        The first call asks the broker to answer when there is, and later ones look
-        whether it has. That answer comes a moment later than the one to an append: of
-        our own we know without it.
+        The first call asks the broker to answer once there is more, and later calls
+        look whether it has answered. That answer comes a moment after the confirmation
+        of an append, so for our own appends we do not wait for it.
         """
         bell = self._bells.get(offset)
         if self._confirmed > offset:
@@ -211,12 +212,12 @@ class BrokerLog:
         self, offset: int, *, skip: bool = False, heads: bool = False
     ) -> Iterator[Group]:
         """
-        Iterate over what there is from ``offset`` on, as it comes.
+        Iterate over the bytes from ``offset`` on, in pieces as they arrive.
 
         Args:
-            offset: Where to begin; from 0 on that is the first that is kept.
-            skip: As a folder has it; what a broker sends was checked there.
-            heads: Likewise; all is sent.
+            offset: Where to begin; 0 is the first offset that is kept.
+            skip: Ignored: the broker verifies what it sends.
+            heads: Ignored: the broker sends everything.
 
         Raises:
             OffsetGone: If that offset was dropped.
@@ -233,7 +234,7 @@ class BrokerLog:
                 if offset and begin != offset:
                     raise OffsetGone(self.name, offset, begin)
                 offset = begin
-                # What is cut off is read from there, by the next request.
+                # If the answer is cut off, the next request resumes from there.
                 with suppress(*_BROKEN):
                     while data:
                         yield Group(offset, offset + len(data), 0, data)
@@ -247,8 +248,8 @@ class BrokerLog:
     def _open(
         self, connection: HTTPConnection, offset: int
     ) -> tuple[int, _Body, bytes] | None:
-        """Return where an answer begins, and its first bytes; None: none are there yet."""
-        connection.close()  # of the attempt before
+        """Return an answer's begin offset, body and first bytes; None: none yet."""
+        connection.close()  # from the previous attempt
         answer = self._ask(connection, "GET", f"?offset={offset}&block=false")
         if answer.status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
             return None
@@ -287,7 +288,7 @@ class BrokerLog:
     def _ask(
         self, connection: HTTPConnection, method: str, query: str, body: bytes = b""
     ) -> HTTPResponse:
-        """Return an answer of success, or of a read that there is nothing yet."""
+        """Return a successful answer, or one to a read that there is nothing yet."""
         self._send(connection, method, query, body)
         answer = connection.getresponse()
         if answer.status < HTTPStatus.MULTIPLE_CHOICES:
@@ -337,13 +338,14 @@ class BrokerLog:
 
 class _Body:
     """
-    The bytes of an answer as they come, and the status in its trailer.
+    The bytes of an answer as they arrive, and the status in its trailer.
 
-    ``http.client`` drops trailers, so chunks are taken apart here.
+    ``http.client`` drops trailers, so chunks are parsed here.
 
     Attributes:
-        parts: The bytes; cut off, they end, or raise an error of the connection.
-        closing: Why the broker has ended it.
+        parts: The bytes. If the answer is cut off, the iterator ends, or raises a
+            connection error.
+        closing: Why the broker has ended the answer, from the trailer.
 
     """
 

@@ -1,10 +1,11 @@
 """
-Heads of frames: what a sequencer has to know of messages, without reading these.
+Heads of frames: what a sequencer has to know of messages, without reading them.
 
-Fixed frames begin with their length, and, of the types that journals read themselves,
-with a UUID. So a reader that plans what others read looks at some bytes of a run, however
-large that is. A damaged UUID would commit something else, or drop a message: of a run it
-has a checksum; groups of other frames are read in whole, and checked.
+Fixed frames begin with their length, followed by a UUID for the content types that
+journals read themselves. So a reader that plans what others are to read looks at only a
+few bytes of a run, however large it is. A damaged UUID would commit something else, or
+drop a message. So a run has a checksum of its UUID; groups of other frames are read and
+verified as a whole.
 """
 
 from __future__ import annotations
@@ -37,33 +38,33 @@ __all__ = ("FrameHead", "FrameHeads", "MessageHeads", "heads_of")
 
 _UUID: Final = FIXED_FRAME_HEADER_LENGTH + 16
 _SIZE: Final = _UUID + BLOCK_HEAD
-"""Of a head: with that of a block, which has the number of its messages."""
+"""Size of a head, with that of the block, which has the number of its messages."""
 
 
 class FrameHead:
-    """A message of which no more is known than its head."""
+    """A message of which only the head is known."""
 
     __slots__ = ("before", "messages", "uuid")
 
     def __init__(self, uuid: UUID, messages: int, before: int) -> None:
         self.uuid: UUID = uuid
         self.messages: int = messages
-        """How many there are in the frame."""
+        """Number of messages in the frame."""
         self.before: int = before
-        """Where the frame before it ends, or the reader began; between are heads of
-        groups alone."""
+        """Where the previous frame ends, or the reader began; only heads of groups are
+        in between."""
 
     def set_uuid(self, uuid: UUID) -> None:
         """Set the UUID."""
         self.uuid = uuid
 
     def acknowledgement(self, journal: str) -> Self:
-        """Refuse: this is not for publishing."""
+        """Refuse: a head can't be published."""
         raise NotImplementedError
 
 
 class MessageHeads:
-    """Gives messages that are read in whole the shape of heads."""
+    """Presents messages that are read as a whole as heads."""
 
     def __init__(self, messages: ReadUncommitted, offset: int) -> None:
         self._messages = messages
@@ -73,7 +74,7 @@ class MessageHeads:
         return map(self._head, self._messages)
 
     def poll(self) -> Envelope | None:
-        """Return the next, or None if there is none yet."""
+        """Return the next head, or None if there is none yet."""
         found = self._messages.poll()
         return None if found is None else self._head(found)
 
@@ -89,10 +90,11 @@ class FrameHeads:
 
     Args:
         log: The journal.
-        spec: What is known of it.
+        spec: The journal's spec.
         offset: Where to begin.
-        end: Where to end; without it :meth:`poll` returns what comes later, too.
-        on_error: Is given what is passed over; without it that is raised.
+        end: Where to end; without it :meth:`poll` also returns what comes later.
+        on_error: Called with the error for what is skipped; without it the error is
+            raised.
 
     Raises:
         FrameError: While iterating, where no frame begins.
@@ -126,7 +128,7 @@ class FrameHeads:
         return found
 
     def poll(self) -> Envelope | None:
-        """Return the next, or None if there is none yet."""
+        """Return the next head, or None if there is none yet."""
         while True:
             try:
                 found = next(self._found, None)
@@ -161,7 +163,7 @@ class FrameHeads:
         self._at = group.end
 
     def _pass_over(self, error: FrameError | JournalDamaged) -> None:
-        """Have no range of frames go across it."""
+        """Skip an error's range, so that no range of frames spans it."""
         assert error.end is not None
         assert self._on_error is not None
         self._before = error.end
@@ -178,7 +180,7 @@ class FrameHeads:
         raise self._located(error, stop)
 
     def _messages(self, head: bytes, at: int, end: int, stop: int) -> int:
-        """Return how many there are; of a run without a block it is none."""
+        """Return the number of messages in a frame: 0 for a run without a block."""
         if not self._runs or end - at == _UUID:
             return int(not self._runs)
         error: Exception | None = None
@@ -186,7 +188,7 @@ class FrameHeads:
             count, size, sum_, _ = block_head(head[_UUID:])
         except (ValueError, struct.error) as why:
             error = why
-        # As everywhere in blocks, a checksum of 0 is none.
+        # As everywhere in blocks, a checksum of 0 means that there is none.
         own = crc32(head[_UUID - 16 : _UUID])
         if error or end - at != _SIZE + size or sum_ not in (0, own):
             text = "its head is not what was written"
@@ -207,14 +209,15 @@ def heads_of(
     on_error: OnError | None = None,
 ) -> FrameHeads | MessageHeads:
     """
-    Return the heads of a journal's frames; where these have none, messages are read.
+    Return the heads of a journal's frames; if these have none, messages are read.
 
     Args:
         journals: The set.
-        spec: Which journal.
+        spec: The journal's spec.
         offset: Where to begin.
         end: Where to end; without it there may be more later.
-        on_error: Is given what is passed over; without it that is raised.
+        on_error: Called with the error for what is skipped; without it the error is
+            raised.
 
     """
     log = journals.log(spec.name)

@@ -1,19 +1,19 @@
 """
 One journal: an endless log of bytes in segments, appended to in groups.
 
-A segment is a file that is named by the offset of its first byte. In it are groups, each
-a head of 32 bytes and what was appended at once, frames of messages in whole::
+A segment is a file named by the offset of its first byte. It holds groups. Each group
+is a head of 32 bytes and the bytes of one append, which are whole frames of messages::
 
     "ETJ1"  bytes: u32  offset: u64  time: u64  crc of the bytes: u32  of the head: u32
 
 Numbers are little-endian, the time is in nanoseconds since 1970 and never goes back.
 Heads count as bytes of the journal; readers leave them out.
 
-**Who writes** holds the journal's lock, and first looks whether the last group is whole:
-what is shorter than its head declares was never written to its end, and is cut. What is as
-long and not what was written is damage: that is not cut, the next group begins a new
-segment behind it. **Who reads** needs no lock, and cuts nothing: a group that is not
-whole yet is not there yet.
+A **writer** holds the journal's lock, and first verifies that the last group is whole.
+A group that is shorter than its head declares was never completely written, and is cut.
+A group of full length whose bytes are not what was written is damaged. It is not cut;
+instead the next group begins a new segment after it. A **reader** needs no lock, and
+cuts nothing: it ignores a last group that is not whole yet.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ __all__ = ("HEAD", "MAX_GROUP", "ByteLog", "Group", "JournalLog")
 _MAGIC: Final = b"ETJ1"
 _SHAPE: Final = struct.Struct("<4sIQQI")
 HEAD: Final = _SHAPE.size + 4
-"""Bytes of a group's head."""
+"""Size of a group's head, in bytes."""
 MAX_GROUP: Final = 128 << 20
 """Bytes that may be appended at once; a head that declares more is damaged."""
 _CHUNK: Final = 1 << 20
 _LARGE: Final = 1 << 16
 _AHEAD: Final = HEAD + 64
-"""Bytes that are read of a large group and of the next, where the rest is not."""
+"""Bytes to read of a large group when only heads are wanted."""
 _MARK: Final = 1 << 20
-"""Bytes between two places in a segment where groups are known to begin."""
+"""Minimum distance of two remembered group beginnings in a segment, in bytes."""
 
 
 class Group(NamedTuple):
-    """What was appended at once."""
+    """The bytes of one append."""
 
     begin: int
     """Offset of its head."""
@@ -54,7 +54,7 @@ class Group(NamedTuple):
     time: int
     """Nanoseconds since 1970."""
     data: bytes
-    """Without the head; where only heads are read, as much as that gave."""
+    """The bytes after the head; if only heads are read, whatever was read with them."""
 
 
 class ByteLog(Protocol):
@@ -62,47 +62,47 @@ class ByteLog(Protocol):
 
     @property
     def name(self) -> str:
-        """Of the journal."""
+        """Name of the journal."""
 
     @property
     def lock(self) -> str:
-        """Path of the lock that who appends must hold."""
+        """Path of the lock that a writer must hold."""
 
     @property
     def rolled(self) -> bool:
-        """Whether the last append has begun a segment."""
+        """Whether the last append has begun a new segment."""
 
     def first(self) -> int:
-        """Return the first offset that is there."""
+        """Return the first offset that is kept."""
 
     def end(self) -> int:
-        """Return where the last group that is whole ends."""
+        """Return the end offset of the last whole group."""
 
     def reach(self) -> int:
-        """Return where the last segment ends."""
+        """Return the end offset of the last segment."""
 
     def appended(self) -> int:
-        """Return about where the end is."""
+        """Return the approximate end offset."""
 
     def grown(self, offset: int) -> bool:
-        """Return whether there may be something behind an offset."""
+        """Return whether there may be more after an offset."""
 
     def append(self, now: int, *data: bytes) -> tuple[int, int]:
-        """Append bytes, and return where they begin and end."""
+        """Append bytes, and return their begin and end offsets."""
 
     def sync(self) -> None:
-        """Return when what was appended would outlive a crash of the machine."""
+        """Make appended bytes durable, so that they outlive a machine crash."""
 
     def secure(self, offset: int) -> None:
-        """Return when what is before an offset would, appended here or elsewhere."""
+        """Make all bytes before an offset durable, whichever process appended them."""
 
     def groups(
         self, offset: int, *, skip: bool = False, heads: bool = False
     ) -> Iterator[Group]:
-        """Iterate over what was appended, from an offset on."""
+        """Iterate over the groups from an offset on."""
 
     def at_time(self, time: int) -> int:
-        """Return where begins what was appended at a time, or later."""
+        """Return the begin offset of what was appended at a time, or later."""
 
 
 class _Bad(Exception):
@@ -114,13 +114,13 @@ class JournalLog:
     The segments of one journal.
 
     Args:
-        storage: Where they are.
-        folder: Where in it.
-        name: Of the journal, for errors.
+        storage: Where the segments are.
+        folder: The journal's folder in the storage.
+        name: Name of the journal, for errors.
         segment: Bytes after which a new segment is begun.
 
     Attributes:
-        rolled: Whether the last append has begun one.
+        rolled: Whether the last append has begun a new segment.
 
     """
 
@@ -132,16 +132,16 @@ class JournalLog:
         self.name = name
         self._segment = segment
         self.rolled: bool = False
-        # As the last append left it: the last segment, the end, the time.
+        # After our last append: the last segment, the end offset, the time.
         self._tail: tuple[int, int, int] | None = None
-        # The last segment, as it was when groups were looked for.
+        # The last segment, when groups() last looked.
         self._last: int | None = None
-        # By segment, where groups begin.
+        # By segment, some offsets at which groups begin.
         self._marks: dict[int, list[int]] = {}
 
     @property
     def lock(self) -> str:
-        """Path of the lock that who appends must hold."""
+        """Path of the lock that a writer must hold."""
         return f"{self._folder}/lock"
 
     def segments(self) -> list[int]:
@@ -154,13 +154,13 @@ class JournalLog:
         )
 
     def first(self) -> int:
-        """Return the first offset that is there."""
+        """Return the first offset that is kept."""
         segments = self.segments()
         return segments[0] if segments else 0
 
     def end(self) -> int:
         """
-        Return where the last group that is whole ends, or damage behind it.
+        Return the end offset of the last whole group, or of damage after it.
 
         Nothing is cut.
         """
@@ -169,7 +169,7 @@ class JournalLog:
             return 0
         last = begin = segments[-1]
         try:
-            # Of all groups but the last the heads are enough.
+            # The heads are enough for all groups but the last.
             for group in self._whole(last, last, True, last, 1 << 64):
                 begin = group.begin
         except JournalDamaged:
@@ -178,16 +178,16 @@ class JournalLog:
         return self.reach() if damaged else end
 
     def reach(self) -> int:
-        """Return where the last segment ends, whatever stands there."""
+        """Return the end offset of the last segment, whole group or not."""
         last = (self.segments() or [0])[-1]
         return last + (self._storage.size(self._path(last)) or 0)
 
     def grown(self, offset: int) -> bool:
         """
-        Return whether there may be something behind an offset at which groups ended.
+        Return whether there may be more after the offset at which groups ended.
 
-        It takes two looks, however many segments there are: the next has the name of
-        where the last one ends.
+        This takes two looks at the storage, however many segments there are, as the
+        next segment is named by the offset at which the last one ends.
         """
         if self._last is None:
             return True
@@ -197,16 +197,16 @@ class JournalLog:
         return self._storage.size(self._path(offset)) is not None
 
     def appended(self) -> int:
-        """Return about where the end is, as this process has seen it last."""
+        """Return the approximate end offset, as this process has last seen it."""
         return self.end() if self._tail is None else self._tail[1]
 
     def size(self) -> int:
-        """Return how many bytes the segments have."""
+        """Return the total size of the segments, in bytes."""
         return sum(self._storage.size(self._path(one)) or 0 for one in self.segments())
 
     def append(self, now: int, *data: bytes) -> tuple[int, int]:
         """
-        Append bytes as a group, and return where they begin and end.
+        Append bytes as a group, and return their begin and end offsets.
 
         The caller holds the lock.
 
@@ -215,7 +215,7 @@ class JournalLog:
             data: Whole frames, in pieces.
 
         Raises:
-            OSError: If they can't be written; nothing of them is there then.
+            OSError: If the bytes can't be written; none of them can be read then.
 
         """
         size, crc = 0, 0
@@ -240,7 +240,7 @@ class JournalLog:
             self._storage.append(path, head, *data)
         except BaseException:
             self._tail = None
-            with suppress(OSError):  # the next who appends does it
+            with suppress(OSError):  # else the next append cuts it
                 self._storage.truncate(path, begin - segment)
             raise
         end = begin + HEAD + size
@@ -248,25 +248,25 @@ class JournalLog:
         return begin + HEAD, end
 
     def sync(self) -> None:
-        """Return when what was appended would outlive a crash of the machine."""
-        # Behind an append that has failed, too: others before it have not.
+        """Make appended bytes durable, so that they outlive a machine crash."""
+        # Also if the last append has failed, as earlier ones have not.
         last = self.segments()[-1:] if self._tail is None else [self._tail[0]]
         for segment in last:
             self._storage.sync(self._path(segment))
 
     def secure(self, offset: int) -> None:
         """
-        Return when what is before an offset would, appended here or elsewhere.
+        Make all bytes before an offset durable, whichever process appended them.
 
-        A reader's position is not to outlive what it has read: what is appended there
-        next would be passed over.
+        A reader's position must not outlive the bytes that it has read. Otherwise the
+        reader would miss what is appended in their place.
         """
         segments = self.segments()
         if segments and offset > segments[-1]:
             self._storage.sync(self._path(segments[-1]))
 
     def peek(self, offset: int, size: int) -> bytes:
-        """Return bytes from an offset on, fewer at the end of its segment."""
+        """Return bytes from an offset on, or fewer at the end of its segment."""
         segments = self.segments()
         segment = segments[bisect_right(segments, offset) - 1]
         return self._storage.read(self._path(segment), offset - segment, size)
@@ -275,12 +275,13 @@ class JournalLog:
         self, offset: int, *, skip: bool = False, heads: bool = False
     ) -> Iterator[Group]:
         """
-        Iterate over whole groups, from the one that holds ``offset``, as far as they go.
+        Iterate over whole groups, from the one that holds ``offset``, up to the last.
 
         Args:
             offset: Where to begin.
-            skip: Whether damage is passed over, to the next group that is whole.
-            heads: Whether what is behind a group's head is neither read nor checked.
+            skip: Whether to skip damage, to the next group that is whole.
+            heads: Whether to read only heads. The data of a large group is then neither
+                read nor verified.
 
         Raises:
             OffsetGone: If that offset was dropped.
@@ -297,7 +298,7 @@ class JournalLog:
         for number, segment in enumerate(segments[at:], at):
             last = number + 1 == len(segments)
             start = self._known(segment, offset)
-            # Damage before the offset was reported when that was read.
+            # Damage before the offset was reported when those bytes were read.
             passed = (1 << 64) if skip else offset
             wanted = (1 << 64) if heads else offset
             for group in self._whole(segment, start, last, passed, wanted):
@@ -306,11 +307,11 @@ class JournalLog:
                     yield group
             gone = not last and self._storage.size(self._path(segment)) is None
             if gone and offset < (first := self.first()):
-                # Dropped while it was read: what follows would be a gap.
+                # The segment was dropped while it was read: there would be a gap.
                 raise OffsetGone(self.name, offset, first)
 
     def at_time(self, time: int) -> int:
-        """Return the offset of the first group that is not before a time."""
+        """Return the offset of the first group that was appended at a time or later."""
         segments = self.segments()
         low, high = 0, len(segments)
         while low < high:
@@ -328,7 +329,7 @@ class JournalLog:
         return self.end()
 
     def age_of(self, segment: int) -> int | None:
-        """Return the time of the first group of a segment, if it is known."""
+        """Return the time of a segment's first group, or None if it is unreadable."""
         return self._time_at(segment, segment)
 
     def drop(self, before: int) -> list[int]:
@@ -344,7 +345,7 @@ class JournalLog:
         return f"{self._folder}/{segment:020}.log"
 
     def _recovered(self) -> tuple[int, int, int]:
-        """Return the last segment, the end and the time; what is torn is cut."""
+        """Return the last segment, the end and the time; cut an incomplete group."""
         storage = self._storage
         if self._tail is not None:
             segment, end, time = self._tail
@@ -360,7 +361,7 @@ class JournalLog:
         end, time, damaged = self._scan(segment, segment)
         size = segment + (storage.size(self._path(segment)) or 0)
         if damaged:
-            # What is behind is begun as a segment, so that readers find it.
+            # Start a new segment after the damage, so that readers find what follows.
             self._complete(segment)
             return size, size, time
         if size > end:
@@ -368,11 +369,11 @@ class JournalLog:
         return segment, end, time
 
     def _complete(self, segment: int) -> None:
-        """Sync a segment that another follows, so that only the last can lose bytes."""
+        """Sync a segment that is complete, so that only the last can lose bytes."""
         self._storage.sync(self._path(segment))
 
     def _scan(self, segment: int, start: int) -> tuple[int, int, bool]:
-        """Return where the whole groups of a segment end, their time, and if by damage."""
+        """Return a segment's last whole group's end and time, and if damage follows."""
         end, time = start, 0
         try:
             for group in self._whole(segment, start, True, start):
@@ -382,7 +383,7 @@ class JournalLog:
         return end, time, False
 
     def _time_at(self, segment: int, offset: int) -> int | None:
-        """Return the time of the group whose head is there, if one is."""
+        """Return the time of the group that begins at an offset, if one does."""
         head = self._storage.read(self._path(segment), offset - segment, HEAD)
         if len(head) < HEAD:
             return None
@@ -393,10 +394,11 @@ class JournalLog:
 
     def _before(self, segment: int, time: int) -> int:
         """
-        Return where a group begins that is before a time, or the segment.
+        Return the begin of a group that is before a time, or else of the segment.
 
-        A head has its own offset, so that one is found from any place: halving needs no
-        index, which could be lost, or be another's.
+        A head contains its own offset, so the next head can be found from any place.
+        Hence the bisection needs no index, which could be lost or belong to another
+        journal.
         """
         low, high = segment, segment + (self._storage.size(self._path(segment)) or 0)
         while high - low > _MARK:
@@ -411,7 +413,7 @@ class JournalLog:
         return low
 
     def _known(self, segment: int, offset: int) -> int:
-        """Return where a group begins that is not behind ``offset``."""
+        """Return a known begin of a group at or before ``offset``."""
         marks = self._marks.get(segment, [])
         at = bisect_right(marks, offset)
         return marks[at - 1] if at else segment
@@ -425,20 +427,20 @@ class JournalLog:
         self, segment: int, start: int, last: bool, passed: int, wanted: int = 0
     ) -> Iterator[Group]:
         """
-        Iterate over the groups of a segment, from one on that begins at ``start``.
+        Iterate over the groups of a segment, from the one that begins at ``start``.
 
-        Damage that ends before the offset ``passed`` is passed over. Of groups that
-        end before the offset ``wanted`` nothing is read but the head.
+        Damage that ends at or before the offset ``passed`` is skipped. Of large groups
+        that end at or before the offset ``wanted`` only the head is read.
         """
         path, at = self._path(segment), start
         read = self._storage.read
-        # Where heads are wanted little is read until a group is seen to be small.
+        # If only heads are wanted, read little until a group turns out to be small.
         size = _LARGE + 1 if start < wanted else 0
         held, held_at = b"", start
         while True:
-            # All that is looked at is in ``held``, which begins at ``held_at``.
+            # ``held`` has the bytes that were read, from the offset ``held_at`` on.
             if len(held) - (at - held_at) < HEAD:
-                # Behind a large group stands another, which is read by itself.
+                # Another large group is likely to follow, whose data is read by itself.
                 ahead = _CHUNK
                 if size > _LARGE:
                     ahead = HEAD if at >= wanted else _AHEAD
@@ -466,7 +468,8 @@ class JournalLog:
                     _check(data, crc)
             except _Bad as error:
                 if held_at < at:
-                    # Read with what is before it, perhaps torn, and another since.
+                    # These bytes were read together with earlier ones. They may have
+                    # been an incomplete group, which was replaced since: read again.
                     held, held_at = b"", at
                     continue
                 found = self._next_head(segment, at + 1)
@@ -486,7 +489,7 @@ class JournalLog:
     def _next_head(
         self, segment: int, start: int, *, within: int | None = None
     ) -> int | None:
-        """Return where the next group begins whose head is sound, in so many bytes."""
+        """Return the begin of the next sound head, at most ``within`` bytes on."""
         path, at = self._path(segment), start
         while held := self._storage.read(path, at - segment, within or _CHUNK):
             place = held.find(_MAGIC)
@@ -502,7 +505,7 @@ class JournalLog:
                     return at + place
             if within is not None or len(held) < _CHUNK:
                 return None
-            # A head may stand across the end of what was read.
+            # A head may straddle the end of what was read.
             at += len(held) - HEAD
         return None
 

@@ -1,10 +1,11 @@
 """
-Runs of messages as one frame: a UUID, and a block as messages have on disk elsewhere.
+Runs of messages as one frame: a UUID, and a block in etlstage's on-disk format.
 
-A UUID for each message costs more than the rest of its way. Messages that are published
-together share one, and become committed together. The block has no checksum of its own:
-the group in which a journal keeps the frame has one. In place of a first number its head
-has the checksum of the UUID, for who reads heads alone.
+A UUID for each message would cost more than the rest of publishing and reading it. So
+messages that are published together share a UUID, and are committed together. The block
+has no checksum of its own, as the journal's group that contains the frame has one.
+Instead of a first number the block's head has the checksum of the UUID, for readers
+that read only heads.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _START: Final = FIXED_FRAME_HEADER_LENGTH + 16
 
 
 class RunMessage:
-    """Messages that are one to a journal; without any it is an acknowledgement."""
+    """Messages that are one message to a journal; an acknowledgement has none."""
 
     __slots__ = ("_uuid", "run")
 
@@ -53,7 +54,7 @@ class RunMessage:
 
     @property
     def uuid(self) -> UUID:
-        """The UUID of all of them."""
+        """The UUID that all messages of the run share."""
         return self._uuid
 
     def set_uuid(self, uuid: UUID) -> None:
@@ -61,7 +62,7 @@ class RunMessage:
         self._uuid = uuid
 
     def acknowledgement(self, journal: str) -> RunMessage:
-        """Return one without messages."""
+        """Return a run without messages."""
         return RunMessage()
 
 
@@ -82,7 +83,7 @@ class RunFraming:
             writer.write(part)
 
     def unmarshaller(self, buffer: FrameBuffer) -> Unmarshaller:
-        """Return what reads them."""
+        """Return a function that reads a :class:`RunMessage`."""
 
         def unmarshal(message: Any) -> bool:  # noqa: ANN401
             self._check(message)

@@ -1,8 +1,8 @@
 """
-Where journals are: a folder, or memory with faults on demand.
+Storage of journals: a folder, or memory with faults on demand.
 
-Both have the same few operations, and what is above them does not know which it is. A
-path is relative, its parts separated by ``/``.
+Both have the same few operations, so their users need not know which one it is. A path
+is relative, its parts separated by ``/``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from etlstage.disk import make, sync
 __all__ = ("FolderStorage", "MemoryStorage", "Storage")
 
 _OPEN = 64
-"""Descriptors that are kept for the next operation."""
+"""Number of descriptors that are kept open for later appends."""
 
 
 class Storage(Protocol):
@@ -32,47 +32,47 @@ class Storage(Protocol):
         """Return the names in a folder; none if there is no such folder."""
 
     def size(self, path: str) -> int | None:
-        """Return how many bytes a file has, or None if there is no such file."""
+        """Return a file's size in bytes, or None if there is no such file."""
 
     def load(self, path: str) -> bytes:
-        """Return all of a file that is replaced as a whole; none if there is none."""
+        """Return all bytes of a file; empty if there is no such file."""
 
     def read(self, path: str, at: int, size: int) -> bytes:
-        """Return bytes of a file, fewer at its end; none if there is no such file."""
+        """Return bytes of a file, fewer at its end; empty if there is no such file."""
 
     def append(self, path: str, *data: bytes) -> None:
-        """Append to a file, which is made; after an error it may have some of it."""
+        """Append to a file, creating it; after an error some bytes may be written."""
 
     def truncate(self, path: str, size: int) -> None:
-        """Cut a file."""
+        """Truncate a file to ``size`` bytes."""
 
     def sync(self, path: str) -> None:
-        """Return when a file, if it is there, and its name would outlive a crash."""
+        """Make a file and its name durable, if the file exists."""
 
     def replace(self, path: str, data: bytes) -> None:
-        """Give a file this content in one step."""
+        """Set the content of a file atomically."""
 
     def remove(self, path: str) -> None:
-        """Remove a file, if it is there."""
+        """Remove a file, if it exists."""
 
     def locked(self, path: str) -> AbstractContextManager[None]:
-        """Wait for a lock, which no other thread or process has meanwhile."""
+        """Hold an exclusive lock among all threads and processes; wait for it."""
 
     def hold(self, path: str, *, take: bool = False) -> int | None:
         """
-        Take a lock for long, and return what releases it; None: another has it.
+        Take a long-lived lock, and return its handle; None if it is held already.
 
         Args:
-            path: Its file.
-            take: Whether it is taken from who has it, too.
+            path: The lock's file.
+            take: Whether to take the lock even from its holder.
 
         """
 
     def let_go(self, held: int) -> None:
-        """Release it."""
+        """Release a lock that :meth:`hold` has returned."""
 
     def close(self) -> None:
-        """Let all go."""
+        """Release all resources."""
 
 
 class FolderStorage:
@@ -80,7 +80,7 @@ class FolderStorage:
     Files in a folder.
 
     Args:
-        root: The folder; it is made when something is written.
+        root: The folder; it is created when something is written.
 
     """
 
@@ -88,7 +88,7 @@ class FolderStorage:
         self.root: Path = Path(root)
         self._prefix = f"{os.fspath(root)}/"
         self._open: OrderedDict[str, int] = OrderedDict()
-        # Files whose name would outlive a crash.
+        # Files whose name is durable.
         self._named: set[str] = set()
         self._locks: dict[str, tuple[Lock, int]] = {}
         self._guard = RLock()
@@ -104,7 +104,7 @@ class FolderStorage:
             return []
 
     def size(self, path: str) -> int | None:
-        """Return how many bytes a file has."""
+        """Return a file's size in bytes, or None if there is no such file."""
         try:
             return os.stat(f"{self._prefix}{path}").st_size
         except (FileNotFoundError, NotADirectoryError):
@@ -118,7 +118,7 @@ class FolderStorage:
             return b""
 
     def read(self, path: str, at: int, size: int) -> bytes:
-        """Return bytes of a file; the last that was read stays open for the next."""
+        """Return bytes of a file; the file stays open for the next read."""
         with self._reading_guard:
             if self._reading[0] != path:
                 try:
@@ -140,14 +140,14 @@ class FolderStorage:
                 left = left[os.write(fd, left) :]
 
     def truncate(self, path: str, size: int) -> None:
-        """Cut a file."""
+        """Truncate a file."""
         os.truncate(self.root / path, size)
 
     def sync(self, path: str) -> None:
-        """Have a file, and its name, outlive a crash."""
+        """Make a file and its name durable."""
         with self._guard, ExitStack() as opened:
             if (fd := self._open.get(path)) is None:
-                # Of another's that is only read, and may be gone by now.
+                # The file may be one that is only read here, and may be gone by now.
                 try:
                     fd = os.open(f"{self._prefix}{path}", os.O_RDONLY | os.O_CLOEXEC)
                 except FileNotFoundError:
@@ -159,7 +159,7 @@ class FolderStorage:
             self._named.add(path)
 
     def replace(self, path: str, data: bytes) -> None:
-        """Write aside, and rename."""
+        """Write a temporary file, and rename it."""
         target = self.root / path
         make(target.parent)
         aside = target.with_name(f".{target.name}.{os.getpid()}")
@@ -180,7 +180,7 @@ class FolderStorage:
 
     @contextmanager
     def locked(self, path: str) -> Iterator[None]:
-        """Lock a file: against threads by a lock of theirs, which flock is not."""
+        """Lock a file; ``flock`` does not exclude threads, so they have a lock, too."""
         with self._guard:
             if path not in self._locks:
                 self._locks[path] = Lock(), self._new(path)
@@ -193,7 +193,7 @@ class FolderStorage:
                 fcntl.flock(fd, fcntl.LOCK_UN)
 
     def hold(self, path: str, *, take: bool = False) -> int | None:
-        """Lock a file, unless it is locked; one who loses it has that of no name."""
+        """Lock a file unless it is locked; a taken lock's old file is unlinked."""
         if take:
             self.remove(path)
         fd = self._new(path)
@@ -205,7 +205,7 @@ class FolderStorage:
         return fd
 
     def let_go(self, held: int) -> None:
-        """Unlock it."""
+        """Unlock a file by closing its descriptor."""
         os.close(held)
 
     def close(self) -> None:
@@ -244,9 +244,9 @@ class MemoryStorage:
     Files in memory, for tests.
 
     Attributes:
-        files: The content of each.
-        faults: Errors to come: the name of an operation, the error, and for an append
-            how many bytes are written before it. Each happens once, in order.
+        files: The content of each file.
+        faults: Errors to raise, each once, in order: the name of the operation, the
+            error, and for an append the number of bytes that are written before it.
 
     """
 
@@ -265,7 +265,7 @@ class MemoryStorage:
         return sorted({name.partition("/")[0] for name in inside})
 
     def size(self, path: str) -> int | None:
-        """Return how many bytes a file has."""
+        """Return a file's size in bytes, or None if there is no such file."""
         return len(self.files[path]) if path in self.files else None
 
     def load(self, path: str) -> bytes:
@@ -287,12 +287,12 @@ class MemoryStorage:
         file += data
 
     def truncate(self, path: str, size: int) -> None:
-        """Cut a file."""
+        """Truncate a file."""
         self._fail("truncate")
         del self.files[path][size:]
 
     def sync(self, path: str) -> None:
-        """Keep in mind how long the file is."""
+        """Record the length of the file in ``synced``."""
         self._fail("sync")
         if path in self.files:
             self.synced[path] = len(self.files[path])
@@ -320,12 +320,12 @@ class MemoryStorage:
         return self._held[path]
 
     def let_go(self, held: int) -> None:
-        """Give it back, if it was not taken."""
+        """Release a name, unless it was taken over."""
         for path in [path for path, number in self._held.items() if number == held]:
             del self._held[path]
 
     def close(self) -> None:
-        """Keep all for the next."""
+        """Do nothing: the files stay for the next set."""
 
     def _fail(self, operation: str) -> None:
         if self.faults and self.faults[0][0] == operation:

@@ -1,4 +1,4 @@
-"""E -> T* -> L: sources, stages and sinks joined to a run."""
+"""Pipelines (E -> T* -> L) of sources, stages and sinks."""
 
 from __future__ import annotations
 

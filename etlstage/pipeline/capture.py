@@ -1,8 +1,8 @@
 """
-Messages kept in a file instead of being loaded, to be looked at afterwards.
+A sink that keeps messages in a file instead of loading them.
 
-A run is kept as it came, as a block, see ``etlstage/block.py``. So memory never holds
-more than one run, and millions of messages are read back at the speed of the disk.
+Each run is stored as one block, see ``etlstage/block.py``. So memory never holds more
+than one run, and millions of messages are read back at the speed of the disk.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ __all__ = ("Capture",)
 
 class Capture(Sink):
     """
-    A sink that keeps messages in a file; iterating reads them again, in order.
+    A sink that keeps messages in a file; iterating reads them back, in order.
 
     Args:
-        path: The file; what is in it is replaced.
-        name: As reports and errors call it.
+        path: The file; its content is replaced.
+        name: Name of the stage in reports and errors.
 
     """
 
@@ -46,7 +46,7 @@ class Capture(Sink):
                 yield from block.messages
 
     async def __aenter__(self) -> Self:
-        """Make the file; raises as :meth:`write`."""
+        """Create the file; raises like :meth:`write`."""
         try:
             self._file = self._path.open("wb", buffering=0)
         except OSError as error:
@@ -66,7 +66,7 @@ class Capture(Sink):
         self.account.done += len(run)
 
     def landed(self) -> str:
-        """Return how many messages there are, for a human."""
+        """Return how many messages were captured, for humans."""
         return f"{counted(self.account.done, 'message')} captured"
 
     def output(self) -> Output:

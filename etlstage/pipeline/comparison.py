@@ -1,13 +1,12 @@
 """
-What two runs of one pipeline made differently.
+Comparison of the results of two runs of one pipeline.
 
-Messages are compared one by one where their order is promised, and otherwise as
-multisets: how often each is there. Neither holds them in memory.
+Messages are compared one by one where their order is guaranteed, and otherwise as
+multisets, by how often each occurs. Neither way holds all messages in memory.
 
-A multiset is known by the sum of its messages' digests, which no order changes. Only
-when two sums differ are messages looked for: all are dealt into buckets by their
-digest, with a sum for each bucket, and the digests of the buckets that differ are
-counted, one bucket after the other.
+Messages are divided into buckets by their digest. Two buckets are equal if the sums of
+their digests are, which do not depend on the order. Only if two sums differ is a
+message looked for: the digests of these buckets are counted, one bucket at a time.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ __all__ = (
 )
 
 DIGEST: Final = 16
-"""Bytes: two messages of one digest don't happen."""
+"""Bytes: enough that two messages never have the same digest."""
 BUCKET: Final = 1_000_000
-"""Messages of a bucket, about, and so in memory."""
+"""Approximate number of messages per bucket, and so of digests in memory."""
 CUT: Final = 80
 BEFORE: Final = 20
-"""Characters shown in front of the place where two long messages part."""
+"""Characters shown before the place at which two long messages differ."""
 # Restarts, which come last, are no outcome of a message.
 WORDS: Final = (
     "in",
@@ -57,19 +56,19 @@ class Messages(Protocol):
     """Messages that can be read repeatedly."""
 
     def __iter__(self) -> Iterator[bytes]:
-        """Yield them, from the first on."""
+        """Yield the messages, from the first on."""
         ...
 
     def __len__(self) -> int:
-        """Return how many there are."""
+        """Return the number of messages."""
         ...
 
 
 class Extra(NamedTuple):
-    """A message that one has more often than the other."""
+    """A message that one side has more often than the other."""
 
     place: int
-    """Of the occurrence that the other lacks, counted from 0."""
+    """Place of the occurrence that the other side lacks, counted from 0."""
     message: bytes
 
 
@@ -77,13 +76,13 @@ def message_difference(
     names: tuple[str, str], first: Messages, second: Messages, *, ordered: bool
 ) -> str | None:
     """
-    Return in one sentence what two outputs differ in, None if in nothing.
+    Return in one sentence how two outputs differ, None if they don't.
 
     Args:
-        names: Whose outputs they are.
-        first: One of them.
-        second: The other.
-        ordered: Whether their order counts.
+        names: Names of the two sides.
+        first: The first side's messages.
+        second: The second side's messages.
+        ordered: Whether the order of messages counts.
 
     """
     if not ordered:
@@ -97,12 +96,12 @@ def message_difference(
 
 def letter_difference(names: tuple[str, str], first: Path, second: Path) -> str | None:
     """
-    Return in one sentence what the dead letters of two runs differ in, or None.
+    Return in one sentence how the dead letters of two runs differ, or None.
 
     Args:
-        names: Whose letters they are.
-        first: A state directory, of one run.
-        second: The other.
+        names: Names of the two sides.
+        first: State directory of the first run.
+        second: State directory of the second run.
 
     """
     found = _first_excess(names, _Letters(first), _Letters(second))
@@ -117,7 +116,7 @@ def letter_difference(names: tuple[str, str], first: Path, second: Path) -> str 
 
 
 def excesses(first: Messages, second: Messages) -> tuple[Extra | None, Extra | None]:
-    """Return what the first has more often than the second, and the reverse."""
+    """Return a message that ``first`` has more often, and one that ``second`` has."""
     count = 1 + max(len(first), len(second)) // BUCKET
     sums = zip(_sums(first, count), _sums(second, count), strict=True)
     parted = [bucket for bucket, (one, other) in enumerate(sums) if one != other]
@@ -141,14 +140,14 @@ def ledger_difference(
 
 def shown(message: bytes, *, start: int = 0) -> str:
     """
-    Return a message for a human: quoted, escaped, cut.
+    Return a message for humans: quoted, escaped and shortened.
 
     Args:
         message: The message.
-        start: The byte that is of interest.
+        start: Offset of the byte of interest.
 
     """
-    # As if from the beginning, if that shows it.
+    # Begin at the start of the message if that shows the byte.
     skipped = max(0, start - BEFORE) if start >= CUT - BEFORE else 0
     text = message[skipped : skipped + 4 * CUT].decode(errors="backslashreplace")
     escaped = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
@@ -179,7 +178,7 @@ def _ordered_difference(
 def _first_excess(
     names: tuple[str, str], first: Messages, second: Messages
 ) -> tuple[str, str, Extra] | None:
-    """Return who has a message that the other lacks, who lacks it, and the message."""
+    """Return who has a message, who lacks it, and the message; None: no difference."""
     has, lacks = names
     mine, theirs = excesses(first, second)
     if mine is not None:
@@ -209,7 +208,7 @@ def _sums(messages: Iterable[bytes], count: int) -> list[int]:
 def _excess(
     first: Messages, second: Messages, parted: Iterable[int], count: int
 ) -> Extra | None:
-    """Return what is in ``first`` more often, in the first bucket that shows it."""
+    """Return a message of ``first`` that ``second`` has less often, if there is one."""
     for bucket in parted:
         left = Counter(digest for _, digest, _ in _dealt(second, bucket, count))
         for place, digest, message in _dealt(first, bucket, count):
@@ -222,7 +221,7 @@ def _excess(
 def _dealt(
     messages: Iterable[bytes], bucket: int, count: int
 ) -> Iterator[tuple[int, int, bytes]]:
-    """Yield those of one bucket: place, digest, message."""
+    """Yield place, digest and message for each message of one bucket."""
     for place, message in enumerate(messages):
         digest = _digest(message)
         if digest % count == bucket:

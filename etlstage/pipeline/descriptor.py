@@ -1,9 +1,9 @@
 """
-Ends that are file descriptors: messages as bytes with a separator behind each.
+Sources and sinks on file descriptors, with a separator after each message.
 
-A descriptor may be a pipe, a terminal or a file, and other processes may have it, too.
-So it is left in the mode that it has: a pipe is read when there is something in it, all
-else in a thread, and what is written is written in a thread.
+A descriptor may be a pipe, a terminal or a file, and other processes may share it. So
+its mode is left unchanged: a pipe or socket is read once it has data, anything else is
+read in a thread, and all writes happen in a thread.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _CHUNK: Final = 1 << 20  # bytes a read, at most
 
 class Splitter:
     """
-    Cuts a stream of bytes into messages, wherever its reads were cut.
+    Splits a stream of bytes into messages, however the reads were divided.
 
     Args:
-        separator: What stands behind each message.
+        separator: The bytes after each message.
 
     Attributes:
-        pending: Bytes of the message that has not ended.
+        pending: Bytes so far of the message that has not ended.
 
     """
 
@@ -45,7 +45,7 @@ class Splitter:
         self.pending: int = 0
         self._separator = separator
         self._parts: list[bytes] = []
-        self._tail = b""  # the end of them: a separator may begin in there
+        self._tail = b""  # the end of the parts, in which a separator may begin
 
     def feed(self, data: bytes) -> list[bytes]:
         """Return the messages that have ended."""
@@ -60,7 +60,7 @@ class Splitter:
         return messages
 
     def end(self) -> list[bytes]:
-        """Return the last message, if there is one without a separator behind it."""
+        """Return the last message, if there is one without a separator after it."""
         last = b"".join(self._parts)
         self._begin(b"")
         return [last] if last else []
@@ -72,13 +72,13 @@ class Splitter:
 
 class DescriptorSource(Source):
     """
-    Reads messages from a file descriptor to its end; it is not closed.
+    Reads messages from a file descriptor to its end; does not close it.
 
     Args:
-        descriptor: Where they are read from.
-        separator: What stands behind each message; behind the last it may be missing.
-        max_message: Bytes of a message, at most.
-        name: As reports and errors call it.
+        descriptor: The descriptor to read.
+        separator: The bytes after each message; optional after the last.
+        max_message: Maximum size of a message in bytes.
+        name: Name of the stage in reports and errors.
 
     """
 
@@ -97,7 +97,7 @@ class DescriptorSource(Source):
 
     @property
     def input(self) -> str:
-        """The descriptor, by its name."""
+        """The name of the descriptor."""
         return self.name
 
     async def runs(self) -> AsyncGenerator[Run | Position, None]:
@@ -105,7 +105,7 @@ class DescriptorSource(Source):
         Yield the messages of each read.
 
         Raises:
-            SourceFailed: If it can't be read, or a message is too long.
+            SourceFailed: If the descriptor can't be read, or a message is too long.
 
         """
         splitter, count = Splitter(self._separator), 0
@@ -136,7 +136,7 @@ class DescriptorSource(Source):
                 os.read, self._descriptor, _CHUNK, abandon_on_cancel=True
             )
         await anyio.wait_readable(self._descriptor)
-        # As many bytes as are there: memory for a whole chunk costs more than to ask.
+        # Ask how many bytes are there: that is cheaper than allocating a whole chunk.
         there = array.array("i", [0])
         fcntl.ioctl(self._descriptor, termios.FIONREAD, there)
         return os.read(self._descriptor, min(max(there[0], 1), _CHUNK))
@@ -144,15 +144,15 @@ class DescriptorSource(Source):
 
 class DescriptorSink(Sink):
     """
-    Writes messages to a file descriptor; it is not closed.
+    Writes messages to a file descriptor; does not close it.
 
-    On a terminal they are shown escaped: nothing in them controls it.
+    For a terminal, messages are escaped, so that nothing in them controls it.
 
     Args:
-        descriptor: Where they are written to.
-        separator: What is written behind each message.
-        exact: Whether what is written is to be read as the same messages.
-        name: As reports and errors call it.
+        descriptor: The descriptor to write.
+        separator: The bytes to write after each message.
+        exact: Whether the output must be readable as the same messages.
+        name: Name of the stage in reports and errors.
 
     """
 
@@ -174,8 +174,8 @@ class DescriptorSink(Sink):
         Write a run; return when the descriptor has taken it.
 
         Raises:
-            SinkFailed: If it can't be written, its reader is gone, or a message
-                has a separator in it: who reads would take it for two.
+            SinkFailed: If the descriptor can't be written, its reader is gone, or a
+                message contains the separator and would be read as two.
 
         """
         self.account.received += len(run)

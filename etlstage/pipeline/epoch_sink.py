@@ -1,21 +1,21 @@
 """
-Load workers whose messages become final epoch by epoch, by programs of the user's.
+Load workers whose messages become final epoch by epoch, through programs of the user.
 
-All workers of an epoch are started for it and have ended before it is committed, so
-that none of them holds anything back: what they load they keep apart, under the names
-that ``ETLSTAGE_EPOCH`` and ``ETLSTAGE_ATTEMPT`` have for them. ``commit`` makes it
-final. ``abort`` undoes an epoch, whether it is apart or final by now: it is run for the
-first that is not on record, before anything is loaded. An epoch is called the same each
-time that it is loaded, an attempt never: what one keeps apart that was taken over
-is dropped.
+All workers of an epoch are started for it and have exited before it is committed, so
+that none of them holds anything back. They store what they load separately, under the
+names in ``ETLSTAGE_EPOCH`` and ``ETLSTAGE_ATTEMPT``. ``commit`` makes it final.
+``abort`` undoes an epoch, whether it is still separate or already final: it is run for
+the first epoch that is not on record, before anything is loaded. An epoch has the same
+name each time it is loaded; an attempt always has a new one. What an attempt of a run
+that was taken over has stored separately is dropped.
 
-A worker that is lost with a message unanswered may have kept that apart, in part or
-whole, and so may one that rejects a batch behind a part of it; both is tried again. So
-the attempt is undone, and all that was answered in it is loaded in another: until then
-the messages of an epoch are kept.
+A worker that is lost with a message unanswered may have stored that message, in part or
+in whole, and so may a worker that rejects a batch after processing a part of it. Such
+messages are tried again. So the attempt is undone, and everything that was answered in
+it is loaded in another attempt; the messages of an epoch are kept for that.
 
-A run that was taken over starts none of these programs any more; one that is under way
-by then knows by ``ETLSTAGE_FENCE`` whether another has come since.
+A run that was taken over starts none of these programs any more; a program that is
+running by then can tell by ``ETLSTAGE_FENCE`` whether another run has come since.
 """
 
 from __future__ import annotations
@@ -48,26 +48,26 @@ __all__ = ("EpochSink",)
 
 _log = Log()
 
-_IN_MEMORY: Final = 16 * 1024 * 1024  # bytes of messages that are kept for an attempt
+_IN_MEMORY: Final = 16 * 1024 * 1024  # bytes of an epoch's messages kept in memory
 
 
 class EpochSink(WorkerSink):
     """
-    Loads with workers, and has programs commit.
+    Loads with workers, and commits with programs.
 
-    A program is a worker, too, that speaks as those do: it is given a JSON message with
-    ``epoch``, ``attempt``, ``fence`` and ``messages``, answers when it has done it, and
-    ends with status 0. It has the epoch as its last argument, and in its environment
-    what the workers have.
+    A program uses the protocol of the workers: it is given a JSON message with
+    ``epoch``, ``attempt``, ``fence`` and ``messages``, answers when it is done, and
+    exits with status 0. Its last argument is the epoch, and its environment is that of
+    the workers.
 
     Args:
         stage: The stage.
-        commit: Makes final what was loaded in an epoch.
-        abort: Undoes an epoch, also one that is final, or was never begun.
-        dead_letters: Where messages go that the workers can't load; None:
-            the first one ends the run.
-        meter: Where to count what happens, see :mod:`etlstage.telemetry`.
-        launch: What starts the workers; by default what their dialect asks for.
+        commit: Command that makes final what was loaded in an epoch.
+        abort: Command that undoes an epoch, even if it is final, or was never begun.
+        dead_letters: Where to keep messages that the workers can't load; None: the
+            first such message ends the run.
+        meter: Counts what happens, see :mod:`etlstage.telemetry`.
+        launch: Starts the workers; by default, as their dialect requires.
 
     """
 
@@ -100,13 +100,13 @@ class EpochSink(WorkerSink):
         self._closed: anyio.Event
 
     def begin(self, epochs: Epochs) -> None:
-        """Record what was loaded before."""
+        """Take over the record of what was loaded before."""
         self._load, self._number = epochs.load, epochs.done + 1
         self._fence, self._check = epochs.start, epochs.check
 
     async def __aenter__(self) -> Self:
         """
-        Undo what a start that was interrupted has left.
+        Undo what an interrupted start has left.
 
         Raises:
             SinkFailed: If the program does not answer, or ends badly.
@@ -124,7 +124,7 @@ class EpochSink(WorkerSink):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Stop the workers; what they have kept apart the next start undoes."""
+        """Stop the workers; the next start undoes what they have stored separately."""
         if error is not None:
             self._tasks.cancel_scope.cancel()
         elif self._open:
@@ -139,7 +139,7 @@ class EpochSink(WorkerSink):
         Pass a run through the workers; return when all of it is answered.
 
         Raises:
-            SinkFailed: If it can't be kept.
+            SinkFailed: If the run can't be kept for another attempt.
 
         """
         if self.withheld:
@@ -159,7 +159,7 @@ class EpochSink(WorkerSink):
         try:
             await self._settle([run], place)
         finally:
-            # What is kept apart is not loaded yet.
+            # What the workers store separately is not loaded yet.
             self._answered += self.account.done - done
             self.account.done = done
 
@@ -168,7 +168,7 @@ class EpochSink(WorkerSink):
 
     @property
     def _in_vain(self) -> bool:
-        """Whether this attempt is to be undone, whatever it still loads."""
+        """Whether this attempt will be undone, whatever it still loads."""
         return self.supervisor.unknown_outcomes > 0
 
     async def flush(self) -> None:
@@ -176,8 +176,8 @@ class EpochSink(WorkerSink):
         End the epoch, and have it committed.
 
         Raises:
-            SinkFailed: If a worker or the program ends badly, or that does not answer;
-                or if more attempts than ``restart.max`` were undone.
+            SinkFailed: If a worker or the program ends badly, or the program does not
+                answer; or if more attempts than ``restart.max`` were undone.
             StateUnusable: If another run has taken over.
 
         """
@@ -193,12 +193,12 @@ class EpochSink(WorkerSink):
         self._number += 1
 
     async def finish(self) -> None:
-        """Flush, and record that the input was complete; raises as :meth:`flush`."""
+        """Flush, and record that the input was complete; raises like :meth:`flush`."""
         await self.flush()
         await super().finish()
 
     async def _work(self, *, task_status: TaskStatus[None]) -> None:
-        # In a task of its own: an epoch may end in another than it began in.
+        # In a task of its own: an epoch may begin in one task and end in another.
         self.supervisor: AsyncSupervisor = AsyncSupervisor(
             self._of_epoch(self._stage), meter=self._meter, launch=self._launch
         )
@@ -218,11 +218,11 @@ class EpochSink(WorkerSink):
         skipped, doubtful = account.skipped, account.doubtful
         super()._book()
         if self._in_vain:
-            # All of it is loaded again.
+            # Everything is loaded again, and counted then.
             account.skipped, account.doubtful = skipped, doubtful
 
     async def _end_workers(self) -> bool:
-        """End those of this attempt; return whether it is whole."""
+        """End the workers of this attempt; return whether the attempt is whole."""
         with self.supervisor.events() as events:
             self._ended.set()
             await self._closed.wait()
@@ -234,7 +234,7 @@ class EpochSink(WorkerSink):
         return True
 
     async def _load_again(self, tries: int) -> None:
-        """Undo what was tried so often, and load its messages in another attempt."""
+        """Undo the attempt, the ``tries``-th, and load its messages in another one."""
         most = self._stage.restart.max
         if tries > most:
             raise SinkFailed(
@@ -257,7 +257,7 @@ class EpochSink(WorkerSink):
             await self._pass(run, place)
 
     async def _tell(self, what: str, command: tuple[str, ...]) -> None:
-        self._check()  # workers may have taken their time to end
+        self._check()  # another run may have taken over while workers ended
         epoch = self._epoch
         about = {
             "epoch": epoch,
@@ -291,7 +291,7 @@ class EpochSink(WorkerSink):
 
 
 class _EpochMessages:
-    """The messages of an epoch with their places, but those that are dead-lettered."""
+    """The messages of an epoch with their places, except dead-lettered ones."""
 
     def __init__(self, stage: str) -> None:
         self._stage = stage
@@ -299,10 +299,10 @@ class _EpochMessages:
         self._dead: set[int] = set()
 
     def add(self, place: int, run: Run) -> None:
-        """Keep a run, the first of which has a place; raises SinkFailed without room."""
+        """Keep a run and its first message's place; raises SinkFailed without room."""
         if self._file is None:
             self._file = tempfile.SpooledTemporaryFile(_IN_MEMORY)  # noqa: SIM115 - see clear
-        # A slice of an Arrow array would be pickled with all that it is a slice of.
+        # A slice of an Arrow array would be pickled with the whole array.
         messages: Run = [*run]
         if isinstance(run, AnnotatedRun):
             messages = AnnotatedRun(messages, **run.columns)
@@ -317,18 +317,18 @@ class _EpochMessages:
             ) from error
 
     def drop(self, places: range) -> None:
-        """Leave these out from now on."""
+        """Leave out the messages at these places from now on."""
         self._dead.update(places)
 
     def __iter__(self) -> Iterator[tuple[int, Run]]:
-        """Yield them as they came, in pieces where some are left out."""
+        """Yield the runs in order, in pieces where messages are left out."""
         assert self._file is not None, "an attempt has messages"
         end = self._file.tell()
         self._file.seek(0)
         while self._file.tell() < end:
-            place, run = pickle.load(self._file)  # noqa: S301 - it is ours, and has no name
+            place, run = pickle.load(self._file)  # noqa: S301 - our own unnamed file
             at = place
-            # What is dead-lettered while a piece is loaded again is of that piece.
+            # Messages dead-lettered while a piece is loaded again belong to that piece.
             for dead in sorted(self._dead & {*range(place, place + len(run))}):
                 if at < dead:
                     yield at, run[at - place : dead - place]
@@ -337,7 +337,7 @@ class _EpochMessages:
                 yield at, run[at - place :]
 
     def clear(self) -> None:
-        """Forget them."""
+        """Forget the messages."""
         self._dead.clear()
         if self._file is not None:
             self._file.close()

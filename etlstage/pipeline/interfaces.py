@@ -1,9 +1,9 @@
 """
-What a pipeline needs at its two ends.
+The interfaces of the two ends of a pipeline.
 
-The stages in the middle are supervisors; the ends are whatever derives from these
-classes: a DataFrame, or a worker of kind E or L. What an end has no use for, it leaves
-as it is here.
+The stages in the middle are supervisors; the ends are subclasses of these classes, for
+example for a DataFrame, or a worker of kind E or L. An end overrides only the methods
+that it needs.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ __all__ = (
 
 
 class Epochs(NamedTuple):
-    """What both ends are to know of the epochs of a load."""
+    """The state of a load's epochs, for both ends."""
 
     load: str
-    """What the epochs of one load have in common, over all its starts."""
+    """The name of the load, the same for all its epochs and starts."""
     done: int
-    """The last that is recorded. What comes is the next; what there is of it, and of
-    those behind, is of a start that was interrupted, and is replaced or removed."""
+    """The last epoch on record. The next one comes now; anything that exists of it, or
+    of later ones, was left by an interrupted start, and is replaced or removed."""
     once: bool
-    """Whether each is to be there once: :meth:`Sink.flush` ends one, and nothing of it
-    counts before."""
+    """Whether each epoch is loaded exactly once: :meth:`Sink.flush` ends an epoch, and
+    nothing of it counts before."""
     check: Callable[[], None]
-    """Raises if another run has taken over: then nothing is to be replaced."""
+    """Raises if another run has taken over: then nothing may be replaced."""
     start: int = 0
-    """What sets this start apart from all others of the load: it rises with each."""
+    """A number that identifies this start of the load; it rises with each start."""
     ended: bool = False
-    """Whether all is loaded, and nothing will come."""
+    """Whether everything is loaded, and nothing will come."""
     intents: object = None
-    """What the last of them was recorded with, see :attr:`Landing.intents`."""
+    """The intents recorded with the last epoch, see :attr:`Landing.intents`."""
 
 
 class Source(ABC):
@@ -56,7 +56,7 @@ class Source(ABC):
     Where messages come from.
 
     Args:
-        name: As reports and errors call it.
+        name: Name of the stage in reports and errors.
 
     """
 
@@ -64,39 +64,40 @@ class Source(ABC):
         self.name = name
         self.faults: Faults = Faults()
         self.busy: float = 0.0
-        """Failures and restarts of its workers; complete when :meth:`runs` ends."""
+        """Seconds in which any worker held a message; like the faults of the workers,
+        complete when :meth:`runs` ends."""
 
     supervisor: AsyncSupervisor | None = None
-    """Of its workers, if it has any, as soon as they are started."""
+    """The supervisor of its workers, if it has any, as soon as they are started."""
     size: int | None = None
-    """How many messages there are, once that is known."""
+    """Number of messages in the input, once that is known."""
     rereads: bool = False
-    """Whether the next run reads again what this one has not loaded."""
+    """Whether the next run rereads what this run has not loaded."""
     goes_on: bool = False
-    """Whether the next run reads on where this one has come to the end."""
+    """Whether the next run continues where this run has reached the end."""
 
     @property
     def cut(self) -> tuple[int, int]:
-        """Messages and bytes between two positions, at most; zeros: unknown."""
+        """Maximum messages and bytes between two positions; zeros: unknown."""
         return 0, 0
 
     @property
     def input(self) -> str:
-        """What is read, for a human."""
+        """The input, for humans."""
         return f"stage {self.name}"
 
     def begin(self, epochs: Epochs) -> None:
-        """Record what sets the load apart, over all its starts."""
+        """Store what identifies the load over all its starts."""
 
     async def finished(self) -> None:
-        """Forget what was kept to read on: it is recorded that all is loaded."""
+        """Forget what was kept to resume: it is on record that everything is loaded."""
 
     def resume(self, position: object) -> None:
         """
-        Have :meth:`runs` begin behind a position that was recorded.
+        Make :meth:`runs` begin after a recorded position.
 
         Raises:
-            SourceFailed: If it has no such position.
+            SourceFailed: If the source has no such position.
 
         """
         del position
@@ -112,7 +113,7 @@ class Source(ABC):
         Yield runs of messages and, where reading can resume, positions.
 
         A run is bounded (thousands of messages or about a megabyte), never empty.
-        Where damage is passed over, it is among them.
+        Damage that the source skips is yielded in its place.
 
         Raises:
             SourceFailed: If the input can't be read, now or further on.
@@ -121,15 +122,15 @@ class Source(ABC):
 
     def numbered(self, after: int = -1) -> AsyncGenerator[AnnotatedRun, None]:
         """
-        Yield runs with a column ``sequence``, any number of times.
+        Yield runs with a column ``sequence``; may be called any number of times.
 
-        A message has the same number whenever and by whom it is read, and numbers rise.
+        A message has the same number each time it is read, and numbers rise.
 
         Args:
-            after: Number of the message behind which to begin.
+            after: Number of the message after which to begin.
 
         Raises:
-            SourceFailed: As by :meth:`runs`; or if its messages have no such numbers.
+            SourceFailed: Like :meth:`runs`; or if its messages have no such numbers.
 
         """
         raise SourceFailed(
@@ -143,76 +144,76 @@ class Source(ABC):
         return self.input
 
     async def observe(self) -> None:
-        """Measure what is left to read; called about once a second of a run."""
+        """Measure what is left to read; called about once a second during a run."""
 
     def complete(self) -> None:
-        """Let :meth:`runs` end where there is no more, if it would wait there."""
+        """Make :meth:`runs` end at the end of the input, if it would wait there."""
 
     def drain(self) -> bool:
         """
-        Let :meth:`runs` end at the next point from which reading can go on.
+        Make :meth:`runs` end at the next point from which reading can resume.
 
         Returns:
-            False if all points are alike, so that it may be cancelled right away.
+            False if it may end anywhere, so that it can be cancelled right away.
 
         """
         return False
 
     @property
     def activity(self) -> str:
-        """What it is doing before its first message comes, for a human."""
+        """What the source does before its first message comes, for humans."""
         return "reading"
 
     async def secure(self, position: Position) -> None:
         """
-        Have what is before ``position`` outlive a crash, before that is recorded.
+        Make the input before ``position`` outlive a crash, before that is recorded.
 
         Raises:
-            SourceFailed: If it can't be.
+            SourceFailed: If it can't be made durable.
 
         """
 
     async def acknowledge(self, position: Position) -> None:
-        """Record that everything before ``position`` is durable, and recorded."""
+        """Release the input before ``position``, which is durable and recorded."""
 
     async def aclose(self) -> None:
         """Release what the source holds; safe to call twice and at any time."""
 
 
 class Output(NamedTuple):
-    """What was loaded into, for programs that read a report."""
+    """The destination of a load, for programs that read a report."""
 
     what: str
-    """Such as ``workers``, ``table``, or a format of Spark."""
+    """Its type, such as ``workers``, ``table``, or a format of Spark."""
     where: str
     """Name of the stage or of the table, or a path."""
 
 
 class Landing(ABC):
     """
-    Where messages end, as far as all engines know it.
+    The destination of a pipeline, as far as it is the same for all engines.
 
     Args:
-        name: As reports and errors call it.
+        name: Name of the stage in reports and errors.
 
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.account: Account = Account(name, StageKind.LOAD)
-        """Of the load stage, in the ledger of the run. ``done`` are messages that are
-        durable; all before the first ``done + dead`` messages are dealt with."""
+        """The load stage's account in the ledger of the run. ``done`` messages are
+        durable; the first ``done + dead`` messages have all been dealt with."""
         self.activity: str = ""
-        """What it is doing that takes its time, for a human."""
+        """What it is doing that takes time, for humans."""
 
     def begin(self, epochs: Epochs) -> None:
-        """Record what was loaded before, ahead of being entered."""
+        """Take over the record of what was loaded before; called before entering."""
 
     async def noted(self) -> str | None:
         """
-        Return what was last given to :meth:`commit`, if it is kept there.
+        Return the note last given to :meth:`commit`, if the destination keeps it.
 
-        Asked behind :meth:`begin`, of a load that was interrupted.
+        Called after :meth:`begin`, for a load that was interrupted.
 
         Raises:
             SinkFailed: If it can't be read.
@@ -222,13 +223,13 @@ class Landing(ABC):
 
     async def commit(self, note: str) -> None:
         """
-        Make what was flushed count, where that is done together with a note of it.
+        Commit what was flushed, if the destination commits it together with a note.
 
         Args:
-            note: What :meth:`noted` is to return to a start that resumes after it.
+            note: What :meth:`noted` must return to a start that resumes after this.
 
         Raises:
-            SinkFailed: If that can't be done.
+            SinkFailed: If it can't be committed.
 
         """
 
@@ -238,19 +239,19 @@ class Landing(ABC):
         return False
 
     settles: bool = True
-    """Whether a load that has ended here is over; else it is so once it is read there,
-    as somebody else records."""
+    """Whether a load that has ended here is over; if not, it is over once its messages
+    are loaded from here, which is recorded elsewhere."""
 
     @property
     def intents(self) -> object:
-        """What :meth:`perform` needs of what was flushed, plain JSON, for the record."""
+        """What :meth:`perform` needs, to be stored in the record, plain JSON."""
         return None
 
     async def perform(self) -> None:
         """
-        Do what belongs behind the record of what was flushed, such as to show it.
+        Do what must follow the record of a flush, such as making its rows visible.
 
-        It is done again by a start that finds the record, and has to lead to the same.
+        Each start that finds the record does it again, so it must be idempotent.
 
         Raises:
             SinkFailed: If it can't be done.
@@ -259,14 +260,14 @@ class Landing(ABC):
 
     @abstractmethod
     def landed(self) -> str:
-        """Return, in one line for a human, what was loaded and what was not."""
+        """Return, in one line for humans, what was loaded and what was not."""
 
     def output(self) -> Output:
-        """Return where the messages end."""
+        """Return the destination."""
         return Output("sink", self.name)
 
     async def __aenter__(self) -> Self:
-        """Start, and find out now what would fail later."""
+        """Start, and detect early what would fail later."""
         return self
 
     async def __aexit__(
@@ -283,25 +284,25 @@ class Landing(ABC):
 
 
 class Sink(Landing):
-    """Where messages end that come run by run."""
+    """A destination that takes messages run by run."""
 
     supervisor: AsyncSupervisor | None = None
-    """Of its workers, if it has any, as soon as they are started."""
+    """The supervisor of its workers, if it has any, as soon as they are started."""
 
     withheld: bool = False
-    """Whether its workers are given no more, so that some of a run may be dropped."""
+    """Whether its workers are given no more, so that parts of runs may be dropped."""
 
     def withhold(self) -> None:
-        """Give workers no more, if it has any: what they have is finished."""
+        """Give its workers, if any, no more messages; they finish those they have."""
 
     def input_of(self, source: Source) -> Source:
-        """Return what is to be read for it: a source, or its part of one."""
+        """Return what to read for this sink: the source, or a part of it."""
         return source
 
     @abstractmethod
     async def write(self, run: Run) -> None:
         """
-        Take a run; it may be kept in memory until enough has come together.
+        Take a run; it may be kept in memory until there is enough to write.
 
         Raises:
             SinkFailed: If the destination can't be written, or refuses a message.
@@ -310,30 +311,30 @@ class Sink(Landing):
 
     async def flush(self) -> None:
         """
-        Return when all that was written is durable; raises as :meth:`write`.
+        Return when everything written is durable; raises like :meth:`write`.
 
-        Where epochs are loaded once: as the epoch behind the last, in a place that has
-        its number, so that it can be written again there.
+        If epochs are loaded exactly once, this ends the next epoch, in a place with its
+        number, so that it can be written again in the same place.
         """
 
     async def finish(self) -> None:
-        """Flush, then mark the output as complete; raises as :meth:`write`."""
+        """Flush, then mark the output as complete; raises like :meth:`write`."""
         await self.flush()
 
     def drain(self) -> None:
-        """Wait for nothing but what it is writing: the run is to end."""
+        """Wait for nothing but ongoing writes, as the run is about to end."""
 
     async def stop(self) -> None:
-        """End workers, if it has any: all that is doubtful is known then."""
+        """End its workers, if any; after that all doubtful replies are known."""
 
 
 class DeadLetterSink(ABC):
-    """Who else is given the dead letters of a run, beside their files."""
+    """An additional destination of a run's dead letters, besides their files."""
 
     @abstractmethod
     async def write(self, letters: Iterator[DeadLetter]) -> None:
         """
-        Take the letters, once; they come from files, and their iterator blocks.
+        Take the letters, once; their iterator blocks, as it reads files.
 
         Raises:
             SinkFailed: If they can't be written.

@@ -1,12 +1,13 @@
 """
-Journals at the end of a pipeline, which appends what others read.
+A sink that appends messages to journals, for others to read.
 
 **Exactly once**, an epoch is a transaction of the journals: its runs are appended as
-they come, uncommitted, and forced to the disk; what acknowledges them is kept in the
-epoch's record, and appended behind it. A start begins by appending what the record has,
-verbatim, which does no harm where it stands already, and goes on under another
-producer: what a start that was interrupted has left is never acknowledged. So nothing
-but the record decides. **At least once**, each run is committed by itself.
+they come, uncommitted, and forced to the disk. The frames that acknowledge them are
+stored in the epoch's record, and appended after it. Each start begins by appending the
+acknowledgements of the record again, verbatim, which does no harm if they were appended
+already. It then continues under another producer, so that what an interrupted start
+left is never acknowledged. So the record alone decides. **At least once**, each run is
+committed by itself.
 """
 
 from __future__ import annotations
@@ -54,15 +55,15 @@ __all__ = (
 _log = Log()
 
 RUN_MESSAGES: Final = 8192
-"""Of a run, at most."""
+"""Maximum number of messages in a run."""
 RUN_BYTES: Final = 1 << 20
-"""Of a run; one message may be larger."""
+"""Bytes up to which runs are joined; a run is split only above four times that."""
 _POLL: Final = 0.01
-"""Seconds between two looks for more."""
+"""Seconds: a fifth of the time between two checks for room."""
 _OPEN: Final = "open"
-"""In the folder of a set: what takes back the epoch that is under way, by load."""
+"""Subfolder of a set: by load and epoch, the frames that roll back an open epoch."""
 _MARGIN: Final = 1 << 12
-"""Bytes of a frame that are none of its message, at most."""
+"""Maximum number of bytes that a frame adds to its message."""
 
 
 class JournalSink(Sink):
@@ -70,20 +71,19 @@ class JournalSink(Sink):
     Appends runs to the journals of a set.
 
     Args:
-        path: The folder of the set; a new one is made.
-        name: As reports and errors call it.
-        key: A JSON pointer: messages that have the same there are in one journal, in
-            order; those that have nothing there, too. Without it runs go to the
-            journals in turn.
+        path: The folder of the set; created if it does not exist.
+        name: Name of the stage in reports and errors.
+        key: A JSON pointer: messages with the same value there go to the same journal,
+            in order; so do all messages without a value. Without a pointer, runs go to
+            the journals in turn.
         mapping: How the journal of a key is found: ``rendezvous`` moves few keys when
             journals are added.
-        partitions: How many journals a new set has; of one that is there the number.
-        keep: Of a new set, see :class:`~etlstage.journal.Journals`.
-        limit: Of a new set: before an epoch is begun it is waited for readers that are
-            farther behind.
-        sync: When appended bytes are forced to the disk, besides at the end of an epoch.
-        most: Of the journals that there are, to how many is appended; None: to all.
-        opening: As :class:`~etlstage.sequencing.Publisher` has it.
+        partitions: Number of journals of a new set; an existing set must have as many.
+        keep: For a new set, see :class:`~etlstage.journal.Journals`.
+        limit: For a new set: an epoch is begun only once no reader lags behind by more.
+        sync: When appended bytes are forced to the disk, besides the end of an epoch.
+        most: To how many of the set's journals messages are appended; None: to all.
+        opening: As in :class:`~etlstage.sequencing.Publisher`.
 
     """
 
@@ -105,7 +105,7 @@ class JournalSink(Sink):
         self._path = path
         self._most = most
         self._opening = opening
-        # Of a durable edge: behind it somebody goes on with the load.
+        # At a durable edge the load is not over: the next part continues it.
         self.settles: bool = most is None
         self._tokens = None if key is None else point(key)
         self._mapping = mapping
@@ -117,12 +117,12 @@ class JournalSink(Sink):
         }
         self._once = False
         self._check: Callable[[], None] = unfenced
-        self._load, self._epoch = "", 0  # the name of the load, and what is under way
+        self._load, self._epoch = "", 0  # the load, and its epoch in progress
         self._intents: list[list[str]] = []
         self._open = False
         self._finished = False
-        # What was taken and not appended yet, how much of it, and how many messages
-        # have come since the last flush.
+        # Runs not appended yet, their size, and the number of messages since the last
+        # flush.
         self._held: list[Run] = []
         self._size = 0
         self._taken = 0
@@ -133,7 +133,7 @@ class JournalSink(Sink):
         self._map: Callable[[object], tuple[str, str]]
 
     def begin(self, epochs: Epochs) -> None:
-        """Take what was recorded with the last epoch."""
+        """Take over the acknowledgements recorded with the last epoch."""
         self._once, self._check = epochs.once, epochs.check
         self._load, self._epoch = epochs.load, epochs.done + 1
         if epochs.once:
@@ -141,32 +141,32 @@ class JournalSink(Sink):
 
     async def __aenter__(self) -> Self:
         """
-        Open or make the set, and acknowledge the epoch that is recorded.
+        Open or create the set, and acknowledge the recorded epoch.
 
         Raises:
-            SinkFailed: If it can't be opened, or is no set of runs.
+            SinkFailed: If the set can't be opened, or does not hold runs.
 
         """
         try:
             await anyio.to_thread.run_sync(self._enter)
         except BaseException:
-            # The block of what was not entered is not left either: close it here.
+            # ``__aexit__`` is not called if entering fails: close the set here.
             await self.aclose()
             raise
         return self
 
     async def aclose(self) -> None:
-        """Let the files go, also of a run that is cancelled."""
+        """Close the files, even if the run is cancelled."""
         if hasattr(self, "_journals"):
             with self._failing("sync"), anyio.CancelScope(shield=True):
                 await anyio.to_thread.run_sync(self._journals.close)
-            if not self._once:  # it is there for good, whatever became of the run
+            if not self._once:  # appended for good, whatever became of the run
                 self.account.done += self._taken
                 self._taken = 0
 
     async def write(self, run: Run) -> None:
         """
-        Append a run; one of an epoch, which waits for its end, with those that follow.
+        Append a run; exactly once, small runs are collected and appended together.
 
         Raises:
             SinkFailed: If it can't be appended, or has a message that is too large.
@@ -183,7 +183,7 @@ class JournalSink(Sink):
         self._taken += len(run)
 
     async def flush(self) -> None:
-        """Force what was appended to the disk; as an epoch it is not committed yet."""
+        """Force appended bytes to the disk; an epoch is not committed by that."""
         await anyio.to_thread.run_sync(self._flush)
         self.account.done += self._taken
         self._taken, self._open = 0, False
@@ -195,20 +195,20 @@ class JournalSink(Sink):
 
     @property
     def performs(self) -> bool:
-        """Whether there are acknowledgements."""
+        """Whether :meth:`perform` appends acknowledgements."""
         return self._once
 
     @property
     def intents(self) -> list[list[str]]:
-        """What acknowledges the epoch, by journal, framed."""
+        """Pairs of journal and hexadecimal frame that acknowledge the epoch."""
         return self._intents
 
     async def perform(self) -> None:
-        """Commit what was flushed; raises as :meth:`write`."""
+        """Commit what was flushed; raises like :meth:`write`."""
         await anyio.to_thread.run_sync(self._perform)
 
     def drain(self) -> None:
-        """Wait no more for readers: what was read is to be appended."""
+        """Stop waiting for readers, so that what was read is appended."""
         self._shutting_down.set()
 
     def landed(self) -> str:
@@ -255,16 +255,16 @@ class JournalSink(Sink):
         self._epoch += 1
 
     def _note(self, opened: AckIntent) -> None:
-        """Keep what takes back the epoch from a journal; it is worth no sync."""
+        """Store the frame that rolls back the epoch in a journal; needs no sync."""
         path = f"{_OPEN}/{self._load}-{self._epoch}"
         self._journals.storage.append(path, note_of(opened))
 
     def _roll_back(self) -> None:
         """
-        Take back what starts that were killed have appended and not recorded.
+        Roll back what killed starts have appended but not recorded.
 
-        Readers drop it anyway. But as long as it may be committed they need it, and all
-        that is behind it is kept.
+        Readers drop it anyway. But while it might still be committed, they need it, and
+        everything after it is kept.
         """
         storage = self._journals.storage
         with self._failing("append to"):
@@ -273,8 +273,8 @@ class JournalSink(Sink):
                 if load != self._load:
                     continue
                 if int(epoch) >= self._epoch:
-                    # By what acknowledges the epoch on record, again, its producer has
-                    # taken back what it appended behind that.
+                    # Appending the recorded acknowledgements again has already rolled
+                    # back what their producer appended after them.
                     back = {_span(*intent) for intent in self._intents}
                     found = noted(storage.load(f"{_OPEN}/{name}"))
                     intents = [one for one in found if _span(*one) not in back]
@@ -282,7 +282,7 @@ class JournalSink(Sink):
                 storage.remove(f"{_OPEN}/{name}")
 
     async def _room(self) -> None:
-        """Wait for readers, within the limit; a set may have got other journals."""
+        """Wait until readers are within the limit; refresh the set's journals first."""
         with self._failing("read"):
             await anyio.to_thread.run_sync(self._journals.refresh)
             while not await anyio.to_thread.run_sync(self._journals.has_room):
@@ -314,7 +314,7 @@ class JournalSink(Sink):
             self._journals.sync()
 
     def _parts(self, run: Run) -> Iterator[tuple[str, Run]]:
-        """Yield what goes to a journal as one frame."""
+        """Yield the parts of a run that are each one frame, with their journals."""
         for piece in pieces(run, self._too_large):
             if self._tokens is None:
                 specs = self._targets()
@@ -346,7 +346,7 @@ class JournalSink(Sink):
 
     @contextmanager
     def _failing(self, what: str) -> Iterator[None]:
-        """Turn errors of journals and of the disk into the sink's."""
+        """Raise errors of journals and of the disk as SinkFailed."""
         try:
             yield
         except (OSError, JournalError) as error:
@@ -367,7 +367,7 @@ class _Placed(RunMessage):
 
 
 class _Unlimited(NamedTuple):
-    """Appends whatever readers have to read: an epoch that is begun has to end."""
+    """Appends regardless of the limit, so that an epoch in progress can end."""
 
     journals: Journals
 
@@ -380,7 +380,7 @@ class _Unlimited(NamedTuple):
         return self.journals.partitions()
 
     def pending_except(self, journal: str) -> Sequence[Append]:
-        """Return what is not done yet."""
+        """Return the appends to other journals that are not done yet."""
         return self.journals.pending_except(journal)
 
 
@@ -388,12 +388,12 @@ def append_intents(
     journals: Journals, intents: Iterable[Sequence[str]], *, stage: str
 ) -> None:
     """
-    Append what acknowledges transactions, and force it to the disk.
+    Append acknowledgements of transactions, and force them to the disk.
 
     Args:
         journals: The set.
-        intents: By journal, framed, in hexadecimal.
-        stage: Name for the log.
+        intents: Pairs of a journal and a frame in hexadecimal.
+        stage: Name of the stage for the log.
 
     """
     known = {spec.name for spec in journals.partitions()}
@@ -410,7 +410,7 @@ def append_intents(
 
 
 def noted(data: bytes) -> list[list[str]]:
-    """Return what was noted, by lines; what a crash has left of one is passed over."""
+    """Parse lines made by :func:`note_of`; skip a line that a crash left incomplete."""
     found: list[list[str]] = []
     for line in data.splitlines():
         with suppress(ValueError, TypeError):
@@ -424,7 +424,7 @@ def _span(journal: str, intent: str) -> tuple[str, bytes]:
 
 
 def note_of(opened: AckIntent) -> bytes:
-    """Return the line for what takes back a transaction, see :func:`noted`."""
+    """Return the line that stores a rollback frame, see :func:`noted`."""
     return json.dumps([opened.journal, opened.intent.hex()]).encode() + b"\n"
 
 
@@ -445,7 +445,7 @@ def _intents_of(name: str, epochs: Epochs) -> Iterable[tuple[str, str]]:
 def pieces(
     run: Run, too_large: Callable[[int], Exception] | None = None
 ) -> Iterator[Run]:
-    """Cut a run that is too large; raise for a message that is too large for a frame."""
+    """Split a run that is too large; raise for a message too large for a frame."""
     if len(run) <= RUN_MESSAGES and size_of(run) <= 4 * RUN_BYTES:
         yield run
     elif len(run) > 1:
@@ -459,7 +459,7 @@ def pieces(
 
 
 def _merged(runs: Iterable[Run]) -> Iterator[Run]:
-    """Yield the runs with small ones as one: a reader holds few frames, of any size."""
+    """Yield the runs, small ones joined: a reader holds few frames, of any size."""
     group: list[Run] = []
     count = size = 0
     for run in runs:

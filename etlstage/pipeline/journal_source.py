@@ -1,10 +1,10 @@
 """
-Journals at the beginning of a pipeline, which reads what others append.
+A source that reads journals, to which others append.
 
-**A position** of the source is how far each journal was read, and what is known of its
-producers: it may lie within a transaction, which is no unit of memory. The reader's name
-keeps what was not loaded; with a state directory the record has where to go on, without
-one the name does.
+A **position** of the source is how far each journal was read, and what is known of its
+producers. It may lie within a transaction, so a transaction need not fit in memory.
+The journals keep what was not loaded for the reader's name. Where to resume is stored
+in the record of the state directory; without a state directory, under that name.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from etlstage.telemetry.meter import GaugeLevel, Meter
 __all__ = ("CUT", "JournalSource", "messages_of")
 
 CUT: Final = 1 << 16, 8 << 20
-"""Messages and bytes between two positions; a frame is not cut."""
+"""Messages and bytes between two positions; a frame is not split."""
 _POLL: Final = 0.01
-"""Seconds between two looks for more."""
+"""Seconds between two checks for more input."""
 _PASSED: Final = 1.0
-"""Seconds between two positions where nothing is to be passed on."""
+"""Seconds between two positions while there are no messages to pass on."""
 _UNREAD: Final = (
     (
         "etlstage_journal_unread_bytes",
@@ -59,7 +59,7 @@ _UNREAD: Final = (
     ),
 )
 _KEPT: Final = 1 << 20
-"""Of the bytes of damage, in a dead letter."""
+"""Maximum number of damaged bytes in a dead letter."""
 
 
 class JournalSource(Source):
@@ -68,15 +68,15 @@ class JournalSource(Source):
 
     Args:
         path: The folder of the set.
-        name: As reports and errors call it.
-        reader: What it is called there: what it has not loaded is kept. None: it is not
-            known there, and begins anew each time.
+        name: Name of the stage in reports and errors.
+        reader: Name of the reader in the set, which keeps what the reader has not
+            loaded. None: it has no name there, and begins from ``start`` each time.
         start: Where to begin without a position, see
             :data:`~etlstage.journal.reader.Start`.
         follow: Whether to wait for more at the end.
-        skips: Whether damage is passed over, and is among what is yielded.
-        cut: Messages and bytes between two positions.
-        meter: What shows how much it has not read, and for how long that waits.
+        skips: Whether damage is skipped, and yielded in its place.
+        cut: Maximum messages and bytes between two positions.
+        meter: Shows how much is unread, and for how long.
 
     """
 
@@ -110,27 +110,28 @@ class JournalSource(Source):
         self._draining = anyio.Event()
         self._journals: Journals | None = None
         self._reader: CommittedReader | None = None
-        # Runs that are read and were not passed on, and what came since a position.
+        # Runs that are read but not passed on, and the messages and bytes read since
+        # the last position.
         self._ready: deque[Run | InputDamaged] = deque()
         self._since = [0, 0]
 
     @property
     def input(self) -> str:
-        """The set."""
+        """The set of journals."""
         return f"journals {self._path}"
 
     @property
     def activity(self) -> str:
-        """What it waits for."""
+        """What the source does."""
         return f"reading the journals in {self._path}"
 
     def begin(self, epochs: Epochs) -> None:
-        """Go on from the record, whatever another load has stored under the name."""
+        """Resume from the record, whatever another load has stored under the name."""
         self.rereads = True
         self._load, self._check = epochs.load, epochs.check
 
     def resume(self, position: object) -> None:
-        """Begin behind a position that was recorded."""
+        """Begin after a recorded position."""
         self._position = self._checkpoint(position)
 
     async def runs(self) -> AsyncGenerator[Run | Position | InputDamaged, None]:
@@ -142,23 +143,23 @@ class JournalSource(Source):
 
         """
         reader = await self._in_thread(self._open)
-        # What comes is behind this, also if nothing comes now.
+        # The starting point is a position, too, even if nothing comes now.
         yield Position(plain_checkpoint(reader.position(secured=False)))
-        read = False  # since the last position, or the last end
-        at = reader.frames, anyio.current_time()  # of the last position
+        read = False  # anything since the last position, or the last end
+        at = reader.frames, anyio.current_time()  # at the last position
         while True:
-            follow = self._follow  # what is appended before that changes is read
+            follow = self._follow  # before reading, to get what came before a change
             ended = await self._in_thread(self._read)
             read = read or bool(self._ready)
             while self._ready:
                 yield self._ready.popleft()
             draining = self._draining.is_set()
             over = draining or (ended and not follow)
-            # What was rolled back is before a position, too, or it would be kept, and
-            # who appends would wait for us.
+            # A position also passes frames that were rolled back. Otherwise they would
+            # be kept, and writers would wait for us.
             late = over or anyio.current_time() >= at[1] + _PASSED
             passed = late and reader.frames > at[0]
-            # At the end it is behind the transaction, too, not only its messages.
+            # At the end, the position is after the transaction, not only its messages.
             if ((read or passed) and (ended or draining)) or self._over:
                 self._since, read = [0, 0], not ended
                 at = reader.frames, anyio.current_time()
@@ -170,12 +171,12 @@ class JournalSource(Source):
                     await self._draining.wait()
 
     async def observe(self) -> None:
-        """Measure what waits for this reader."""
+        """Measure what is unread by this reader."""
         if self._meter is not None and self._reader is not None:
             self._show(await self._in_thread(self._reader.unread))
 
     def _show(self, unread: tuple[float, float]) -> None:
-        # A host's meter may fail: that is no reason to read no more.
+        # A failure of the host's meter is no reason to stop reading.
         with suppress(Exception):
             if not self._unread:
                 assert self._meter is not None
@@ -187,26 +188,26 @@ class JournalSource(Source):
                 gauge.set(value)
 
     def complete(self) -> None:
-        """End where there is no more."""
+        """End where there is no more input."""
         self._follow = False
 
     def drain(self) -> bool:
-        """End behind what is read, with a position."""
+        """End after what is read, with a position."""
         self._draining.set()
         return True
 
     async def secure(self, position: Position) -> None:
-        """Force what is before a position to the disk; raises SourceFailed."""
+        """Force the input before a position to the disk; raises SourceFailed."""
         assert self._reader is not None
         await self._in_thread(self._reader.secure, self._checkpoint(position.value))
 
     async def acknowledge(self, position: Position) -> None:
         """
-        Let what is before a position be dropped.
+        Allow the journals to drop what is before a position.
 
         Raises:
-            SourceFailed: If it can't be stored.
-            StateUnusable: If another run has taken over, whose position is another.
+            SourceFailed: If the position can't be stored.
+            StateUnusable: If another run has taken over, which has its own position.
 
         """
         if self._reader is not None and self._called is not None:
@@ -215,7 +216,7 @@ class JournalSource(Source):
             await self._in_thread(self._reader.commit, checkpoint)
 
     async def aclose(self) -> None:
-        """Let the name and the files go."""
+        """Release the reader's name, and close the files."""
         if self._unread:
             self._show((0, 0))
         if self._reader is not None:
@@ -237,7 +238,7 @@ class JournalSource(Source):
         return self._reader
 
     def _read(self) -> bool:
-        """Have some runs ready; return whether there is no more now."""
+        """Read some runs; return whether there is no more at the moment."""
         assert self._reader is not None
         count = size = 0
         held: list[bytes] = []
@@ -308,12 +309,12 @@ class JournalSource(Source):
 
 
 def _raise(error: FrameError | JournalDamaged) -> None:
-    """Have the reader raise what it passes over."""
+    """Make the reader raise an error where it skips damage."""
     raise error
 
 
 def messages_of(message: object) -> Run:
-    """Return what a message of a journal is to a pipeline."""
+    """Return the pipeline's messages for a message of a journal."""
     if isinstance(message, RunMessage):
         return message.run
     if isinstance(message, JsonMessage):

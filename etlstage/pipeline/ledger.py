@@ -1,9 +1,8 @@
 """
-What became of every message of a run.
+The accounts of a run: the outcome of every message.
 
-A stage takes messages in and gives each exactly one outcome: done, dead, failed or
-unprocessed.
-What it makes of them is what the next stage takes in.
+A stage takes in messages and gives each exactly one outcome: done, dead, failed or
+unprocessed. The messages that it makes of them are what the next stage takes in.
 :meth:`Ledger.check` proves both; a run that can't prove them has not succeeded.
 """
 
@@ -33,7 +32,7 @@ COUNTS: Final = (
     "failures",
     *(f"mismatched_{promise}" for promise in PROMISES),
 )
-"""What an account counts."""
+"""The names of an account's counts."""
 
 
 @dataclass(slots=True)
@@ -43,7 +42,7 @@ class Account:
     stage: str
     kind: StageKind
     received: int = 0
-    """Messages taken in; of an extract stage damaged places of its input, all dead."""
+    """Messages taken in; for an extract stage damaged places of its input, all dead."""
     done: int = 0
     """Messages answered; in a load stage, durable."""
     dead: int = 0
@@ -59,30 +58,30 @@ class Account:
     """Messages whose replies may be those of others, see ``RepliesDoubtful``; they
     count as done, too."""
     skipped: int = 0
-    """Of the messages that are done: those that a worker reported as not processed and
-    answered without output. Of an extract stage: damaged places of its input that were
-    passed over, where there are no dead letters."""
+    """Messages, counted as done, that a worker reported as not processed and answered
+    without output. For an extract stage: damaged places of its input that were skipped
+    because dead letters are not kept."""
     restarts: int = 0
-    """Workers that were started in place of one that was gone."""
+    """Workers that were started to replace one that was gone."""
     failures: int = 0
     """Workers that were found at fault, or died."""
     mismatched_outputs: int = 0
-    """Messages whose replies broke ``expect``, by the first key that they
-    broke. They count as dead or failed, too; or as done, where they are only counted."""
+    """Messages whose replies broke ``expect``, by the first key that they broke. They
+    count as dead or failed, too; or as done, where they are only counted."""
     mismatched_json: int = 0
     mismatched_schema: int = 0
     mismatched_where: int = 0
     mismatched_max_seconds: int = 0
     faults: tuple[WorkerFailure, ...] = ()
-    """The last of these, where the workers were not on Spark's executors."""
+    """The last failures, unless the workers were on Spark's executors."""
     seconds: float = 0.0
-    """Time from the stage's start to its end, or until now."""
+    """When the stage last moved a message, in seconds since the start of the run."""
     began: float | None = None
-    """When the stage was given its first message, in seconds of the run, or began to
-    extract; None: it was not, or its workers were on Spark's executors."""
+    """When the stage was given its first message, or began to extract, in seconds since
+    the start of the run; None: not yet, or its workers were on Spark's executors."""
     busy: float = 0.0
-    """Time in which any of its workers held a message, in seconds, where they were not
-    on Spark's executors."""
+    """Seconds in which any of its workers held a message, unless they were on Spark's
+    executors."""
 
     @property
     def counts(self) -> list[int]:
@@ -91,31 +90,31 @@ class Account:
 
     @property
     def settled(self) -> list[int]:
-        """The counts where nothing is pending: what it holds is of another epoch."""
+        """The counts without pending messages, which belong to a later epoch."""
         received = self.moved if self.kind is not StageKind.EXTRACT else self.dead
         return [received, *self.counts[1:]]
 
     def add(self, counts: Sequence[int]) -> None:
-        """Add what another account of the stage has counted."""
-        # On record by a version that counted less there are fewer.
+        """Add the counts of another account of the stage."""
+        # A record of a version that counted less has fewer.
         for name, count in zip(COUNTS, counts, strict=False):
             setattr(self, name, getattr(self, name) + count)
 
     def add_mismatches(self, mismatches: Mapping[str, int]) -> None:
-        """Add the replies to a supervisor that were not as expected."""
+        """Add a supervisor's counts of replies that broke a promise."""
         for promise, count in mismatches.items():
             name = f"mismatched_{promise}"
             setattr(self, name, getattr(self, name) + count)
 
     @property
     def mismatches(self) -> dict[str, int]:
-        """How many replies broke each promise, of those that any has broken."""
+        """Number of replies that broke each promise, where there are any."""
         counts = {name: getattr(self, f"mismatched_{name}") for name in PROMISES}
         return {name: count for name, count in counts.items() if count}
 
     @property
     def mismatched(self) -> int:
-        """How many replies were not as expected."""
+        """Number of replies that broke a promise."""
         return sum(self.mismatches.values())
 
     def add_faults(self, faults: Faults) -> None:
@@ -126,7 +125,7 @@ class Account:
 
     @property
     def made(self) -> int:
-        """What came out of the stage: of a load stage, what is durable."""
+        """Messages that came out of the stage; for a load stage, those durable."""
         return self.done if self.kind is StageKind.LOAD else self.produced
 
     @property
@@ -138,7 +137,7 @@ class Account:
 
     @property
     def processed(self) -> int:
-        """The same without what the run has left; rates are of these."""
+        """Messages dealt with, except unprocessed ones; used to compute rates."""
         if self.kind is StageKind.EXTRACT:
             return self.produced
         return self.done + self.dead + self.failed
@@ -154,16 +153,16 @@ class Ledger:
     Holds the accounts of a run, in the order of the stages.
 
     Args:
-        accounts: They are incremented where the thing happens that they count.
+        accounts: The accounts, incremented where what they count happens.
 
     """
 
     def __init__(self, accounts: Iterable[Account]) -> None:
         self._accounts = tuple(accounts)
         self.awaited = "the first message"
-        """What it takes for the accounts to move, for a human."""
+        """What the accounts wait for until they move, for humans."""
         self.expected: int | None = None
-        """Messages that there are to extract, if that is known."""
+        """Number of messages to extract, if known."""
 
     @classmethod
     def of_pipeline(cls, source: str, stages: Iterable[str], load: Account) -> Ledger:
@@ -195,7 +194,7 @@ class Ledger:
 
     @property
     def gaps(self) -> list[int]:
-        """Between each two stages, what the first made and the next never took in."""
+        """Between each two stages, how many messages the next has not taken in."""
         return [a.produced - b.received for a, b in pairwise(self._accounts)]
 
     @property
@@ -205,11 +204,11 @@ class Ledger:
 
     @property
     def waiting(self) -> int:
-        """Messages that have no outcome yet, or that no stage has taken in."""
+        """Messages without an outcome yet, or not taken in by the next stage."""
         return sum(account.pending for account in self._accounts) + self.undelivered
 
     def settle(self) -> None:
-        """Book what has no outcome as unprocessed: its worker is gone."""
+        """Book messages without an outcome as unprocessed: their workers are gone."""
         for account in self._accounts:
             account.unprocessed += account.pending
 
@@ -218,8 +217,8 @@ class Ledger:
         Assert that every message has one outcome.
 
         Args:
-            whole: Whether the run ended by itself, so that nothing may be left
-                between two stages.
+            whole: Whether the run ended by itself, so that nothing may be left between
+                two stages.
 
         Raises:
             LedgerImbalance: If a count does not add up; the text names the stages.
@@ -242,13 +241,13 @@ class Ledger:
 
 class JoinedLedger(Ledger):
     """
-    Holds the accounts of pipelines that are one, cut in journals.
+    Holds the accounts of the parts of a pipeline that is cut at journals.
 
-    What one has appended the next may read in another run: between them nothing need be
-    the same, and their accounts of the journals are not shown.
+    A part may read in another run what the part before it has appended. So their counts
+    need not match, and their accounts of the journals are not shown.
 
     Args:
-        ledgers: Those of the pipelines, in order.
+        ledgers: The ledgers of the parts, in order.
 
     """
 
@@ -261,13 +260,13 @@ class JoinedLedger(Ledger):
 
     @property
     def gaps(self) -> list[int]:
-        """As of all ledgers; in journals nothing is lost."""
+        """The gaps of all ledgers; in the journals nothing is lost."""
         first, *others = (ledger.gaps for ledger in self._ledgers)
         for gaps in others:
             first[-1:] = [first[-1] + gaps[0], *gaps[1:]]
         return first
 
     def check(self, *, whole: bool = True) -> None:
-        """Assert that for each; raises as they do."""
+        """Check each part's ledger; raises like :meth:`Ledger.check`."""
         for ledger in self._ledgers:
             ledger.check(whole=whole)

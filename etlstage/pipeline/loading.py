@@ -1,12 +1,12 @@
 """
-What leaves the last stage, into the sink; and how far that has come, on record.
+Loading of what leaves the last stage, and recording of the run's progress.
 
-At least once: what the sink has made durable is recorded whenever it covers a position.
-Exactly once: what comes between two positions that are far enough apart is an epoch. It
-is flushed at its end and at no other time, and then recorded; an interrupted run has
-loaded nothing behind that which its sink does not replace.
+At least once: whenever what the sink has made durable covers a position, the position
+is recorded. Exactly once: the messages between two positions that are far enough apart
+are an epoch. It is flushed at its end and at no other time, and then recorded; the sink
+replaces everything that an interrupted run has loaded after that.
 
-A position is recorded when something has come behind it, after a while, or at the end:
+A position is recorded when something has come after it, after a while, or at the end:
 by then it is known whether the workers had written unsolicited output.
 """
 
@@ -34,17 +34,18 @@ _PRODUCED: Final = COUNTS.index("produced")
 
 class Loading:
     """
-    Loads what one run makes, and commits.
+    Loads the results of one run, and commits.
 
     Args:
-        sink: Where it goes; entered.
-        source: Whose positions they are.
-        ledger: Of the run.
-        letters: Durable before a position is.
-        delivery: Where they are recorded, if they are.
-        every: Seconds after which what was written is made durable.
+        sink: The sink; entered.
+        source: The source of the positions.
+        ledger: The ledger of the run.
+        letters: The dead letters; made durable before a position is recorded.
+        delivery: Records positions; None: they are not recorded.
+        every: Seconds after which written messages are made durable.
         doubtful: Returns how many replies may be those of other messages.
-        note: Returns what the sink is to note at the end, where nothing is recorded.
+        note: Returns the note that the sink stores at the end, unless epochs are loaded
+            exactly once.
 
     """
 
@@ -73,27 +74,27 @@ class Loading:
         self._note = note
         self._writing = anyio.Lock(fast_acquire=True)
         self._flushing = anyio.CancelScope()
-        # Each with how many messages the sink had taken before it.
+        # Each position with the number of messages that the sink had taken before it.
         self._positions: deque[tuple[int, Position]] = deque()
-        # Of the epoch under way: its messages and bytes, and those behind the position.
+        # Messages and bytes of the current epoch, and those after the last position.
         self._held = [0, 0]
         self._behind = [0, 0]
-        # What may come between two positions, as far as that is known.
+        # The most messages and bytes between two positions, as far as is known.
         self._coming = source.cut
-        # What the source had given before the last position, or had when we began.
+        # Messages yielded by the source before the last position, or at the start.
         self._covered = 0
         if self._epochs is not None:
             counts = self._epochs.record.accounts.get(source.name)
             self._covered = counts[_PRODUCED] if counts else 0
         self._reached: Position | None = None
         self._due = False
-        # Whether something was begun at the sink and has not returned. Behind an error
-        # a part of it may be done: who waited meanwhile is to add nothing to that, as
-        # a second flush, which has nothing left to do, would pass for the first.
+        # Whether a call of the sink was begun and has not returned. After an error a
+        # part of it may be done. A task that waited meanwhile must not call the sink: a
+        # second flush would have nothing left to do and so hide the failed first one.
         self._unfinished = False
 
     async def take(self, item: Run | Position) -> None:
-        """Write a run, or record that all before a position was written."""
+        """Write a run, or register a position before which everything was written."""
         async with self._writing:
             if self._unfinished:
                 return
@@ -112,7 +113,7 @@ class Loading:
     async def flush_now_and_then(
         self, guarded: Callable[[], AbstractContextManager[None]]
     ) -> None:
-        """Make durable what waits for more, until :meth:`end`."""
+        """Make written messages durable at intervals, until :meth:`end`."""
         with suppress(Exception), guarded(), self._flushing:
             while True:
                 await anyio.sleep(self._every)
@@ -131,11 +132,11 @@ class Loading:
 
     async def end(self, *, exhausted: bool, cut: bool = False) -> None:
         """
-        Make all durable, and record that the run has ended.
+        Make everything durable, and record that the run has ended.
 
         Args:
             exhausted: Whether the source has no more, and was not drained.
-            cut: Whether something that came before the end was not processed.
+            cut: Whether something that was read was not processed.
 
         """
         async with self._writing:
@@ -151,7 +152,7 @@ class Loading:
             await (self._sink.finish() if exhausted else self._sink.flush())
             await self._sink.stop()
         except EtlstageError:
-            await self._acknowledge()  # whatever becomes of the rest
+            await self._acknowledge()  # what is durable, whatever becomes of the rest
             raise
         exhausted &= not self._sink.withheld
         await self._sink.commit(self._note())
@@ -168,18 +169,18 @@ class Loading:
     # --- at least once ------------------------------------------------------------
 
     async def _acknowledge(self) -> None:
-        """Record the last position before which all is durable."""
+        """Record the last position before which everything is durable."""
         account, covered = self._sink.account, None
         while self._positions and self._positions[0][0] <= account.done + account.dead:
             covered = self._positions.popleft()[1]
-        # Rather load twice what comes before it than leave out what was not its reply.
+        # If replies are doubtful, rather load messages twice than lose any of them.
         if covered is None or self._doubtful():
             return
         await self._source.secure(covered)
         if self._letters is not None:
             await self._letters.sync()
         if self._delivery is not None:
-            # A small file, and the loop must not run on before it is there.
+            # Blocks: the file is small, and must be there before the loop continues.
             self._delivery.commit(covered.value)
         await self._source.acknowledge(covered)
 
@@ -188,7 +189,7 @@ class Loading:
     async def _take_exactly(self, item: Run | Position) -> None:
         if isinstance(item, Position):
             if self._sink.withheld:
-                return  # of what is before it the workers may not have been given all
+                return  # workers may not have been given everything before it
             self._coming = (
                 max(self._coming[0], self._behind[0]),
                 max(self._coming[1], self._behind[1]),
@@ -210,18 +211,18 @@ class Loading:
             counts[1] += size
 
     def _over(self, messages: int, size: int) -> bool:
-        """Return whether the epoch would be larger than it may be with so much more."""
+        """Return whether that much more would make the epoch exceed its bounds."""
         bounds, (held, held_size) = self._bounds, self._held
-        # The rest up to the next position comes, too, perhaps in several runs.
+        # Everything up to the next position comes, too, perhaps in several runs.
         messages, size = max(messages, self._coming[0]), max(size, self._coming[1])
         over = held + messages > bounds.messages or held_size + size > bounds.bytes
         return bool(held) and over
 
     async def _commit_at(self, reached: Position, *, ended: bool = False) -> None:
-        """End the epoch at a position that is right behind all that was written."""
+        """End the epoch at a position right after everything that was written."""
         self._due = False
         if self._doubtful():
-            return  # the run fails at its end, and goes on from the epoch before
+            return  # the run fails at its end; the next resumes after the last epoch
         account, letters = self._sink.account, {}
         passed = {at.stage: at for at in reached.passed}
         await self._seal(self._sink.flush)
@@ -238,7 +239,7 @@ class Loading:
     async def _end_exactly(self, *, exhausted: bool, cut: bool) -> None:
         assert self._epochs is not None
         if self._doubtful():
-            return  # the run fails for it, and goes on from the epoch before
+            return  # the run fails for it; the next resumes after the last epoch
         if exhausted:
             await self._seal(self._sink.finish)
             value = self._epochs.record.position
@@ -255,12 +256,13 @@ class Loading:
             elif self._reached is not None:
                 await self._source.acknowledge(self._reached)
         elif cut:
-            # It has not ended: what is behind its last position comes again, and its
-            # dead letters with it.
+            # Not ended: what came after the last position is read again, and its dead
+            # letters are written again.
             if self._reached is not None and not self._behind[0]:
                 await self._commit_at(self._reached)
         elif self._behind[0] or self._ledger[0].produced > self._covered:
-            # Of some nothing came: they have dead letters that will come again, too.
+            # Messages of which nothing reached the sink count, too: they may have dead
+            # letters, which will come again.
             raise SourceFailed(
                 f"stage {self._source.name}: stopped where it can't read on: what came"
                 " behind its last position is not loaded, and read again",

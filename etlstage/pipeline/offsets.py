@@ -1,9 +1,9 @@
 """
-Offsets that the supervisor keeps: how far there is something, and the ranges up to it.
+Offsets that the supervisor keeps: the end of the input, and the ranges up to it.
 
-A range never reaches beyond what the worker calls ``latest``, on any engine: what comes
-later would be skipped without a trace. Only where the file gives an end
-the worker is not asked.
+On every engine, a range never reaches beyond the offset that the worker reports as
+``latest``: messages that come later would be skipped without a trace. The worker is not
+asked only if the pipeline file sets an end.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ __all__ = ("ask_offset", "fell_back", "steps")
 
 
 def steps(start: int, end: int, step: int) -> Iterator[tuple[int, int]]:
-    """Yield the ranges of requests, from ``start`` up to ``end``."""
+    """Yield the ranges of offsets to request, from ``start`` up to ``end``."""
     for first in range(start, end, step):
         yield first, min(first + step, end)
 
 
 async def ask_offset(supervisor: AsyncSupervisor, which: str) -> int:
     """
-    Return the offset that the worker calls ``initial`` or ``latest``.
+    Ask the worker for its ``initial`` or ``latest`` offset.
 
     Raises:
-        SourceFailed: If it does not answer with one whole number.
+        SourceFailed: If the worker does not answer with one whole number.
 
     """
     stage = supervisor.stage.name
@@ -54,7 +54,7 @@ async def ask_offset(supervisor: AsyncSupervisor, which: str) -> int:
 
 
 def fell_back(stage: str, latest: int, reached: int, remedy: str) -> SourceFailed:
-    """Return the error of a worker that is behind what it has given already."""
+    """Return the error for a latest offset lower than one that was already reached."""
     return SourceFailed(
         f"stage {stage}: the latest offset is {latest}, but {reached} was reached"
         f" before: {remedy} to read from the beginning",

@@ -1,14 +1,14 @@
 """
-A run: from the source through the stages into the sink.
+A pipeline that moves messages from the source through the stages into the sink.
 
 The stages are composed: each is an iterator over runs of messages that reads from the
-one before it, and the sink reads from the last. What a stage holds, its supervisor
-bounds and reads ahead; between two stages nothing waits. So a slow sink makes the last
-stage wait, that one the stage before it, and the first the source: that is all of
-back-pressure. Positions travel in order among the runs.
+stage before it, and the sink reads from the last stage. Each stage's supervisor reads
+ahead, up to a bound; nothing is queued between two stages. So a slow sink blocks the
+last stage, which blocks the stage before it, and so on up to the source: that is all
+there is to back-pressure. Positions travel in order among the runs.
 
-The first error wins: it ends the run, the workers are stopped, and the report shows what
-was loaded.
+The first error wins: it ends the run, the workers are stopped, and the report shows
+what was loaded.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ __all__ = ("Pipeline",)
 
 _log = Log()
 
-_SLOW = 3.0  # seconds for an answer that are worth a word
-_DRAIN = 30.0  # seconds in which what was read is processed when a run is to end
-_LOOK = 1.0  # seconds between two looks at what moves without a message
+_SLOW = 3.0  # seconds without an answer after which a worker is reported as slow
+_DRAIN = 30.0  # seconds of draining in which messages that were read are processed
+_LOOK = 1.0  # seconds between two checks for what changes without a message
 
 Item: TypeAlias = Run | Position
 Items: TypeAlias = AsyncGenerator[Item, None] | MemoryObjectReceiveStream[Item]
@@ -67,32 +67,33 @@ class Pipeline(Runner):
     One extract stage, any number of transform stages, one load stage.
 
     Args:
-        name: As the report calls it.
+        name: Name of the pipeline, as shown in the report.
         source: Where messages come from.
-        stages: What they pass through.
-        sink: Where they end.
-        flush_every: Seconds after which written messages are made durable, although
+        stages: The transform stages, in order.
+        sink: Where messages are loaded.
+        flush_every: Seconds after which written messages are made durable even if
             the sink would wait for more; for extractions that never end.
-        dead_letters: Where messages are kept that a stage can't process; None: the
-            first one ends the run. The sink has its own.
-        dead_letter_sink: What is given the dead letters at the end of the run.
-        meter: Where to count what happens in the stages between source and sink, see
+        dead_letters: Where to keep messages that a stage can't process; None: the
+            first such message ends the run. The sink has its own.
+        dead_letter_sink: Receives the dead letters at the end of the run.
+        meter: Counts what happens in the stages between source and sink, see
             :mod:`etlstage.telemetry`.
-        launch: What starts the workers of these stages; by default what their dialect
-            asks for.
-        release: Called behind all else, with the error of the run if there is one:
-            lets go of what its parts have in common, as a Spark session.
-        judged_of: Messages of which the share of an error budget is taken, at least:
-            a part of an input may be worse than the whole.
-        delivery: Where it is recorded how far the run has come.
-        note: Without one, returns what the sink is to note at the end of the run.
-        limit: Messages that are extracted, at most; None: all.
+        launch: Starts the workers of these stages; by default, as their dialect
+            requires.
+        release: Called last, with the error of the run if there is one, to release
+            what its parts share, such as a Spark session.
+        judged_of: The least number of messages of which an error budget's share is
+            taken: a part of an input may be worse than the whole.
+        delivery: Records the run's progress.
+        note: Returns the note that the sink stores at the end of a run whose delivery
+            is not exactly once.
+        limit: Maximum number of messages to extract; None: all.
         drain_limit: Seconds of draining in which workers are still given messages that
-            were read; None: 30 where the next run reads again what this one has not
-            loaded, else as long as it takes.
+            were read; None: 30 if the next run rereads messages that this one has not
+            loaded, else unlimited.
 
     Attributes:
-        when_begun: Awaited once it is known where the run begins, before it reads.
+        when_begun: Awaited before the run reads, once it is known where it begins.
 
     Raises:
         ConfigError: If two stages have one name, or a stage in the middle is not of
@@ -147,16 +148,16 @@ class Pipeline(Runner):
         self._supervisors: list[AsyncSupervisor] = []
         self._drained = self._forced = False
         self._drained_at = math.inf
-        self._looking: anyio.CancelScope | None = None  # between two looks
+        self._looking: anyio.CancelScope | None = None  # the wait for the next check
         self._exhausted = False
-        self._comes_whole = True  # what the source reads until it ends
+        self._comes_whole = True  # whether the source's end is the end of the input
 
     @classmethod
     def from_yaml(
         cls, path: str | Path, *, spark: SparkSession | None = None
     ) -> Runner:
         """
-        Build what runs the pipeline of a YAML file; nothing is started.
+        Build the runner for the pipeline of a YAML file; nothing is started.
 
         Args:
             path: The file.
@@ -166,16 +167,16 @@ class Pipeline(Runner):
             ConfigError: If anything in the file is wrong; one line for each problem.
 
         """
-        # The one way up: users of a Pipeline need not know where files are read.
+        # The only import of a higher layer, so that users need only know Pipeline.
         from etlstage.config.build import pipeline_from_yaml
 
         return pipeline_from_yaml(path, spark=spark)
 
     def drain(self) -> None:
         """
-        Stop extracting; :meth:`run` returns when all that is under way is loaded.
+        Stop extracting; :meth:`run` returns when everything in flight is loaded.
 
-        Behind ``drain_limit`` that is only what workers have by then.
+        After ``drain_limit`` only messages that workers already hold are processed.
         """
         self._drained = True
         self._sink.drain()
@@ -188,17 +189,17 @@ class Pipeline(Runner):
 
     @property
     def drain_limit(self) -> float:
-        """Seconds of draining in which workers are given messages that were read."""
+        """Seconds of draining in which workers are still given messages."""
         if self._drain_limit is None and self._source.rereads:
             return _DRAIN
         return super().drain_limit
 
     def complete(self, *, whole: bool = True) -> None:
         """
-        End once all is read, where the source would wait for more.
+        End once everything is read, where the source would wait for more.
 
         Args:
-            whole: Whether that is all of the input; else the output is incomplete.
+            whole: Whether the input is then complete; if not, neither is the output.
 
         """
         self._comes_whole = whole
@@ -206,11 +207,11 @@ class Pipeline(Runner):
 
     @property
     def activity(self) -> str:
-        """What is waited for: a worker, or else the output, or the first message."""
+        """What the run waits for: a worker, or else the output or the first message."""
         waits = [supervisor.slowest for supervisor in self._working]
         slow = [wait for wait in waits if wait is not None and wait.seconds >= _SLOW]
         if slow:
-            # What the others wait for is the one that has been waited for longest.
+            # The longest wait is the cause of the others.
             worker, seconds, received = max(slow, key=lambda wait: wait.seconds)
             came = f"{counted(received, 'byte')} of its reply"
             return f"{worker}: {seconds:.0f} s without an answer, {came}"
@@ -219,12 +220,12 @@ class Pipeline(Runner):
 
     @property
     def doubtful(self) -> int:
-        """Messages whose replies may be those of others, so far."""
+        """Number of messages whose replies may be those of other messages, so far."""
         return sum(supervisor.doubtful for supervisor in self._working)
 
     @property
     def _working(self) -> list[AsyncSupervisor]:
-        """Those of the stages, and of what both ends have."""
+        """The supervisors of the stages, and of the source and the sink, if any."""
         of_ends = (self._source.supervisor, self._sink.supervisor)
         return [s for s in (*self._supervisors, *of_ends) if s is not None]
 
@@ -244,7 +245,7 @@ class Pipeline(Runner):
                 tasks.start_soon(self._pass_on, items, tasks)
         if self._forced:
             return "forced"
-        # A part that was asked for is whole, though its output is not complete.
+        # A run that reaches its limit is done, though its output is not complete.
         whole = self._exhausted or not self._left
         return "done" if whole and not self._cut else "drained"
 
@@ -256,7 +257,7 @@ class Pipeline(Runner):
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
-        """Have an error end the run at once, and not when it reaches the sink."""
+        """End the run with an error at once, before the error reaches the sink."""
         try:
             yield
         except Exception as error:
@@ -306,7 +307,7 @@ class Pipeline(Runner):
                         self._left -= len(item)
                         account.produced += len(item)
                         self.ledger.expected = self._source.size
-                    # What was read is passed on, also if reading is called off.
+                    # Pass on what was read, even if reading is cancelled.
                     with anyio.CancelScope(shield=True):
                         try:
                             await out.send(item)
@@ -321,7 +322,7 @@ class Pipeline(Runner):
     # --- transform ----------------------------------------------------------
 
     async def _transform(self, items: Items, tasks: TaskGroup) -> Items:
-        """Return what leaves the last stage; each reads what leaves the one before."""
+        """Return the items that leave the last stage; each stage reads the previous."""
         for stage, account in zip(self._stages, list(self.ledger)[1:], strict=False):
             ended, closed = anyio.Event(), anyio.Event()
             supervisor = await tasks.start(
@@ -339,7 +340,7 @@ class Pipeline(Runner):
         *,
         task_status: TaskStatus[AsyncSupervisor],
     ) -> None:
-        # In a task of its own: when the run fails all workers are stopped at once.
+        # In a task of its own: if the run fails, all workers are stopped at once.
         supervisor = AsyncSupervisor(stage, meter=self._meter, launch=self._launch)
         self._supervisors.append(supervisor)
         try:
@@ -362,7 +363,7 @@ class Pipeline(Runner):
         ended: anyio.Event,
         closed: anyio.Event,
     ) -> AsyncGenerator[Item, None]:
-        """Yield what a stage makes of the items; set ``ended`` behind the last."""
+        """Yield what a stage makes of the items; set ``ended`` after the last."""
         stage = supervisor.stage
         policy = DeadLetterPolicy(
             account,
@@ -371,7 +372,7 @@ class Pipeline(Runner):
             self._dead_letters,
             judged_of=self._judged_of,
         )
-        before = account.received  # by starts that were interrupted
+        before = account.received  # counted by starts that were interrupted
         keeps = policy.keeps and stage.on_mismatch != "fail"
         answers = supervisor.answers(self._received(items, account))
         with self._guarded():
@@ -384,7 +385,7 @@ class Pipeline(Runner):
                             passed=(*answer.passed, self._passed(account))
                         )
                         continue
-                    # Of a refusal that ends the run, what was before it is passed on.
+                    # Results before a refusal that ends the run are passed on.
                     parts = (answer,) if keeps else answer.parts()
                     for part in parts:
                         if part.error is not None:
@@ -400,7 +401,7 @@ class Pipeline(Runner):
                         if len(outputs):
                             yield outputs
             ended.set()
-            # Only at their end is it known that the workers had nothing more to write.
+            # Only when the workers have exited is it certain that no more output comes.
             await closed.wait()
             if account.doubtful:
                 raise RepliesDoubtful(account.doubtful, stage=stage.name)
@@ -432,12 +433,12 @@ class Pipeline(Runner):
             note=self._note,
         )
         async with self._sink, aclosing(items):
-            # A sink that is entered in a thread does not hear that the run is cancelled.
+            # Entering a sink in a thread does not notice that the run was cancelled.
             await anyio.lowlevel.checkpoint_if_cancelled()
             tasks.start_soon(loading.flush_now_and_then, self._guarded)
             tasks.start_soon(self._watch)
             async for item in items:
-                # What is behind it is read again by the next run.
+                # If replies are doubtful, this item is left to the next run.
                 self._check_doubt()
                 self._move(account)
                 await loading.take(item)
@@ -449,7 +450,7 @@ class Pipeline(Runner):
             self._tick(account)
 
     async def _watch(self) -> None:
-        """End a run also while nothing is to be loaded: in doubt, or who never answers."""
+        """End the run if replies are doubtful or absent, even if nothing is loaded."""
         with suppress(Exception), self._guarded(), self._watching:
             while True:
                 with anyio.CancelScope(deadline=self._next_look) as self._looking:
@@ -468,7 +469,7 @@ class Pipeline(Runner):
         return now + _LOOK if self._cut else min(now + _LOOK, max(now, limit))
 
     def _withhold(self) -> None:
-        """Have no more messages processed than workers hold."""
+        """Let only messages be processed that workers already hold."""
         if self._cut:
             return
         self._cut = True
@@ -484,7 +485,7 @@ class Pipeline(Runner):
         )
 
     def _is_mute(self, supervisor: AsyncSupervisor) -> bool:
-        """Return whether a run that is drained waits for who may never answer."""
+        """Return whether a run that drains waits for workers that may never answer."""
         slowest, limit = supervisor.slowest, supervisor.stage.timeout.stop
         drained_for = anyio.current_time() - self._drained_at
         if slowest is None or supervisor.answered or drained_for < limit:
@@ -500,25 +501,25 @@ class Pipeline(Runner):
         return True
 
     def _check_doubt(self) -> None:
-        """Raise why something that was loaded, or is to be, is doubtful."""
+        """Raise the error if results that are loaded, or will be, are doubtful."""
         for supervisor in self._working:
             if (doubt := supervisor.doubt) is not None:
                 raise doubt
 
     def _passed(self, account: Account) -> Passed:
-        """Return what a stage has done, which a position leaves."""
+        """Return what a stage has done up to the position that leaves it now."""
         letters = self._dead_letters
         size = letters.size(account.stage) if letters is not None else 0
         return Passed(account.stage, account.settled, size)
 
     async def _begin(self) -> bool:
-        """Go on where a run was interrupted or ended; return whether all is loaded."""
+        """Resume where the last run stopped; return whether everything is loaded."""
         if (record := await self._begin_delivery()) is None:
             return False
         self._source.begin(self._epochs)
         if record.ended:
             if self._sink.performs:
-                # One that is entered does what a start has left to the next.
+                # Entering the sink completes what an interrupted start has left undone.
                 async with self._sink:
                     pass
             await self._source.finished()
@@ -531,7 +532,7 @@ class Pipeline(Runner):
 async def _pass_over(
     damage: InputDamaged, account: Account, policy: DeadLetterPolicy
 ) -> None:
-    """Dead-letter damage of the input, or count it where there are no letters."""
+    """Dead-letter damage of the input, or count it if dead letters are not kept."""
     if policy.keeps:
         account.received += 1
         await policy.hold(damage, [damage.data], place=account.received - 1)
@@ -542,7 +543,7 @@ async def _pass_over(
 
 @asynccontextmanager
 async def _flushed(policy: DeadLetterPolicy) -> AsyncIterator[None]:
-    """Dead-letter what is held at the end, also of a run that fails or is stopped."""
+    """Write letters that are held at the end, even if the run fails or is stopped."""
     try:
         yield
     except BaseException:

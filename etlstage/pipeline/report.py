@@ -1,4 +1,4 @@
-"""The outcome of a run, for a human and as JSON."""
+"""The outcome of a run, for humans and as JSON."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ ENDINGS: Final = {
 
 
 class Cell(NamedTuple):
-    """A number in the table of the accounts."""
+    """A cell in the table of accounts."""
 
     text: str
     alarming: bool = False
-    """Whether somebody should look at it."""
+    """Whether it should be highlighted."""
 
 
 LISTED: Final = 20
-"""Dead letters up to which a list of them is of use."""
+"""Number of dead letters up to which a plain list of them is useful."""
 
 
 class KeptLetters(NamedTuple):
@@ -60,27 +60,27 @@ class KeptLetters(NamedTuple):
 
     messages: int = 0
     where: str | None = None
-    """The folder that has them, if there are any."""
+    """Their folder, if there are any."""
     command: str | None = None
-    """What shows them."""
+    """The command that shows them."""
 
 
 class EdgeReport(NamedTuple):
     """What passed a durable edge in a run, and what waits there."""
 
     stage: str
-    """The stage whose messages it holds."""
+    """The stage whose messages the edge holds; ``next`` reads them."""
     next: str
     appended: int
     """Messages that were made durable there."""
     read: int
-    """Messages that were read, from runs before, too."""
+    """Messages that were read, including those appended by earlier runs."""
     messages: int | None = None
     """Messages that wait there at the end; None: they were not counted."""
     bytes: int = 0
-    """Of the journals, that are not read."""
+    """Bytes of the journals that are not read."""
     seconds: float = 0.0
-    """Since the oldest of them was appended."""
+    """Seconds since the oldest of these messages was appended."""
 
     def __str__(self) -> str:
         text = f"edge {self.stage} -> {self.next}: {self.appended:,} appended, {self.read:,} read"
@@ -96,12 +96,12 @@ class Report:
     """
     What a run did, and what it loaded.
 
-    As a text it is the closing table of the command line; a notebook shows it as HTML.
+    As text it is the closing table of the command line; a notebook shows it as HTML.
     """
 
     name: str
     run: str
-    """What sets this run apart; dead letters bear it, too."""
+    """Identifies the run; its dead letters have the same value."""
     status: Status
     """``done``: everything loaded. ``failed``: see ``error``. ``drained``: extraction
     was stopped, what was extracted is loaded. ``forced``: stopped in the middle."""
@@ -120,7 +120,7 @@ class Report:
     """The durable edges."""
     dead_letters: KeptLetters = field(default_factory=KeptLetters)
     secrets: Secrets = field(default_factory=Secrets, repr=False)
-    """What is not to be shown of ``error``, ``landed`` and places."""
+    """Texts to conceal in ``error``, ``landed`` and paths."""
 
     @property
     def undelivered(self) -> int:
@@ -137,7 +137,7 @@ class Report:
         return "\n".join([as_text(*self._table()), *lines])
 
     def _repr_html_(self) -> str:
-        """Return the same for a notebook."""
+        """Return the same as HTML for a notebook."""
         return as_html(*self._table(), self._lines())
 
     def _table(self) -> tuple[list[str], list[list[Cell]]]:
@@ -197,15 +197,15 @@ def accounts(
     ledger: Ledger, last: str, values: Iterable[str]
 ) -> tuple[list[str], list[list[Cell]]]:
     """
-    Return the headings and the rows of the table of a run.
+    Return the headings and the rows of a run's table.
 
     Args:
         ledger: The accounts.
         last: Heading of the last column.
-        values: What stands in it, a text for each stage.
+        values: Texts of the last column, one for each stage.
 
     """
-    # Restarts also where they lost nothing: a healthy report is to show them.
+    # Restarts are shown even if nothing was lost, so that a healthy report has them.
     seldom = ("skipped", "mismatched", "doubtful", "restarts")
     shown = [name for name in seldom if any(getattr(a, name) for a in ledger)]
     bad = ["dead", "failed", "unprocessed", *shown]
@@ -226,7 +226,7 @@ def accounts(
 
 
 def as_text(heads: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
-    """Return a table with its first column to the left, the others to the right."""
+    """Return a table with its first column left-aligned, the others right-aligned."""
     lines = [heads, *([cell.text for cell in row] for row in rows)]
     first, *others = (max(map(len, column)) for column in zip(*lines, strict=True))
     return "\n".join(
@@ -243,7 +243,7 @@ def as_text(heads: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
 def as_html(
     heads: Sequence[str], rows: Sequence[Sequence[Cell]], lines: Iterable[str]
 ) -> str:
-    """Return a table, and lines below it, as a part of a page; all is escaped."""
+    """Return a table, and lines below it, as an HTML fragment; texts are escaped."""
 
     def cell(tag: str, text: str, *, left: bool, alarming: bool = False) -> str:
         style = f"text-align:{'left' if left else 'right'}"
@@ -268,7 +268,7 @@ def as_html(
 
 
 def closing_lines(report: Report) -> list[str]:
-    """Return what stands below the table, without secrets; not the error."""
+    """Return the lines below the table, except the error, without secrets."""
     conceal = report.secrets.conceal
     lines = [balance(report), *mismatches(report.ledger), *map(str, report.durable)]
     lines.append(conceal(report.landed))
@@ -281,7 +281,7 @@ def closing_lines(report: Report) -> list[str]:
 
 
 def mismatches(ledger: Iterable[Account]) -> list[str]:
-    """Return which promises replies have broken, in a line for each stage."""
+    """Return one line for each stage whose replies have broken promises."""
     return [
         f"{a.stage}: not as expected: "
         + ", ".join(f"{count:,} by {name}" for name, count in a.mismatches.items())
@@ -291,7 +291,7 @@ def mismatches(ledger: Iterable[Account]) -> list[str]:
 
 
 def balance(report: Report) -> str:
-    """Return the ledger of a run, in one line."""
+    """Return the ledger of a run in one line, or why it does not balance."""
     whole = report.status in ("done", "drained")
     try:
         report.ledger.check(whole=whole)

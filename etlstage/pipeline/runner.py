@@ -1,8 +1,8 @@
 """
-What runs a pipeline, on whatever engine.
+The base class of what runs a pipeline, on any engine.
 
-All engines keep the same accounts, dead-letter messages in the same way, and close with
-the same report; how they move messages is theirs.
+All engines keep the same accounts, dead-letter messages in the same way, and end with
+the same report; they differ in how they move messages.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ class Runner(ABC):
     Runs a pipeline once.
 
     Args:
-        name: As the report calls it.
+        name: Name of the pipeline, as shown in the report.
         source: Name of the extract stage.
-        stages: What messages pass through.
-        sink: Where they end.
-        dead_letters: Where messages are kept that a stage can't process; None: the
-            first one ends the run. The sink has its own.
-        dead_letter_sink: What is given the dead letters at the end of the run.
-        release: Called behind all else, with the error of the run if there is one:
-            lets go of what its parts have in common, as a Spark session.
-        delivery: What is to be ours alone during the run, if anything outlives it.
-        drain_limit: Seconds of draining in which what is under way is completed, and not
-            broken off; None: as the engine has it.
+        stages: The transform stages, in order.
+        sink: Where messages are loaded.
+        dead_letters: Where to keep messages that a stage can't process; None: the
+            first such message ends the run. The sink has its own.
+        dead_letter_sink: Receives the dead letters at the end of the run.
+        release: Called last, with the error of the run if there is one, to release
+            what its parts share, such as a Spark session.
+        delivery: The state directory to hold during the run, if anything outlives it.
+        drain_limit: Seconds of draining in which work in flight is completed, not cut
+            short; None: the engine's default.
 
     Raises:
         ConfigError: If two stages have one name, or a stage in the middle is not of
@@ -84,26 +84,26 @@ class Runner(ABC):
         self.name = name
         names = [stage.name for stage in stages]
         self.ledger: Ledger = Ledger.of_pipeline(source, names, sink.account)
-        """The accounts of the stages, live as far as the engine knows."""
+        """The accounts of the stages, as current as the engine knows them."""
         self._stages = tuple(stages)
         self._input = f"stage {source}"
-        self._reads_on = True  # and a new run has what is new
+        self._reads_on = True  # whether a new run reads only what is new
         self._dead_letters = dead_letters
         self._number = dead_letters.run if dead_letters is not None else token_hex(4)
         self._error: Exception | None = None
-        # What interrupted starts have counted, by stage.
+        # By stage, the counts of interrupted starts.
         self._carried: Mapping[str, Sequence[int]] = {}
         self._phase: Literal["before", "running", "over"] = "before"
         self._started = self._ended = 0.0
         self._began = self._was_over = datetime.now(UTC)
-        self._cut = False  # draining has ended before all was loaded
+        self._cut = False  # whether draining ended before everything was loaded
         self._landing = sink
         self._letter_sink = dead_letter_sink
         self.release = release
         self._delivery = delivery
         self._drain_limit = drain_limit
-        self._held = ExitStack()  # until the load is over
-        self._completed = False  # and not over
+        self._held = ExitStack()  # closed when the load is over
+        self._completed = False  # whether the run ended well but is not over yet
         self._check()
 
     def __repr__(self) -> str:
@@ -111,11 +111,11 @@ class Runner(ABC):
         return f"<{type(self).__name__} {self.name!r} {line}: {self._condition}>"
 
     def __str__(self) -> str:
-        """Return the accounts as a table, as far as the run is, and how it is."""
+        """Return the accounts so far as a table, and the run's condition."""
         return f"{as_text(*self._table())}\n{self.name}: {self._condition}"
 
     def _repr_html_(self) -> str:
-        """Return the same for a notebook."""
+        """Return the same as HTML for a notebook."""
         return as_html(*self._table(), [f"{self.name}: {self._condition}"])
 
     def _table(self) -> tuple[list[str], list[list[Cell]]]:
@@ -134,29 +134,29 @@ class Runner(ABC):
 
     @property
     def drain_limit(self) -> float:
-        """Seconds of draining in which what is under way is completed."""
+        """Seconds of draining in which work in flight is completed."""
         return math.inf if self._drain_limit is None else self._drain_limit
 
     @abstractmethod
     def drain(self) -> None:
-        """Stop extracting; :meth:`run` returns when all that is under way is loaded."""
+        """Stop extracting; :meth:`run` returns when everything in flight is loaded."""
 
     @property
     def activity(self) -> str:
-        """What the run waits for, for a human; empty while messages move."""
+        """What the run waits for, for humans; empty while messages move."""
         waiting = "" if self.ledger.moving else f"waiting for {self.ledger.awaited}"
         return self._landing.activity or waiting
 
     async def run(self, *, settle: bool = True) -> Report:
         """
-        Run to the end and return the report; a failure is in there.
+        Run to the end and return the report, which includes a failure.
 
-        Cancelling stops the workers at once; :meth:`report` then has what landed.
+        Cancelling stops the workers at once; :meth:`report` then shows what was loaded.
         A pipeline runs only once.
 
         Args:
-            settle: Whether the load is over with the report. If not, it is so with
-                :meth:`settle`, and the state directory is held until then.
+            settle: Whether the load is over when the report is returned. If not, it is
+                over after :meth:`settle`, and the state directory is held until then.
 
         """
         self._phase = "running"
@@ -178,10 +178,11 @@ class Runner(ABC):
 
     def settle(self) -> None:
         """
-        Record that the load is over, if it is, and let go of the state directory.
+        Record that the load is over, if it is, and release the state directory; blocks.
 
-        To be called once all is done with the report that belongs to the run: one that
-        is killed before is completed by the next start, which loads nothing twice. Blocks.
+        To be called once everything that belongs to the run is done with its report: a
+        run that is killed before is completed by the next start, which loads nothing
+        twice.
 
         Raises:
             StateUnusable: If another run has taken over, or it can't be recorded.
@@ -193,7 +194,7 @@ class Runner(ABC):
                 self._settle()
 
     async def _run_in(self, held: ExitStack) -> Status | None:
-        """Run, and let all go but the state directory; return None for a failure."""
+        """Run, and release all but the state directory; return None for a failure."""
         status: Status | None = None
         try:
             try:
@@ -217,7 +218,7 @@ class Runner(ABC):
                     await self.release(self._error)
             self._phase = "over"
             self._ended, self._was_over = anyio.current_time(), datetime.now(UTC)
-            # What a whole run can't account for is a fault, and no loss.
+            # Messages that a complete run can't account for are a fault, not a loss.
             if status in (None, "forced") or self._error is not None or self._cut:
                 self.ledger.settle()
         return status
@@ -227,28 +228,29 @@ class Runner(ABC):
             self._delivery.settle()
 
     def count(self, account: Account, name: str) -> int:
-        """Return a count of one of its accounts, without that of starts that was interrupted."""
+        """Return a count of an account, without the counts of interrupted starts."""
         before = self._carried.get(account.stage)
         count: int = getattr(account, name)
         return count - (before[COUNTS.index(name)] if before else 0)
 
     def letters(self) -> Iterator[DeadLetter]:
-        """Yield the dead letters of the run, which is over; blocks."""
+        """Yield the dead letters of the run, after its end; blocks."""
         return iter(()) if self._dead_letters is None else self._dead_letters.letters()
 
     @property
     def secrets(self) -> Secrets:
-        """What is not to be shown of this pipeline."""
+        """The texts of this pipeline that must not be shown."""
         letters = self._dead_letters
         return letters.secrets if letters is not None else Secrets()
 
     async def _begin_delivery(self, *, anew: bool = False) -> CommitRecord | None:
         """
-        Have what this run commits recorded, and return what was before.
+        Begin recording this run's commits, and return the record to resume from.
 
-        Of a run that was interrupted all goes on, if its records are whole: its accounts, its
-        dead letters but those behind its last epoch, its number. It has ended only
-        if the sink has noted that, and the record could not be written any more.
+        If the records of an interrupted run are whole, it resumes with its accounts,
+        its id and its dead letters up to its last epoch. The returned record is that of
+        an ended run only if the run was killed before :meth:`settle`, or if the sink
+        has noted its end but it could not be recorded any more.
         """
         delivery, letters = self._delivery, self._dead_letters
         if delivery is None:
@@ -258,7 +260,7 @@ class Runner(ABC):
         resumed = self._begin_run(delivery, anew=anew)
         await self._begin_landing(resumed=resumed)
         if resumed and delivery.record.ended and delivery.record.position is not None:
-            # It was drained, as only the sink has noted: what comes is the next run.
+            # Only the sink's note shows that the run was drained: this is the next run.
             resumed = self._begin_run(delivery)
             await self._begin_landing(resumed=resumed)
         record = delivery.record
@@ -291,7 +293,7 @@ class Runner(ABC):
         )
 
     async def _begin_landing(self, *, resumed: bool) -> None:
-        """Pass the sink what was loaded before, which it may know better."""
+        """Pass the sink the record of earlier loads, and adopt a newer one it noted."""
         delivery = self._delivery
         assert delivery is not None
         self._landing.begin(self._epochs)
@@ -302,7 +304,7 @@ class Runner(ABC):
 
     @property
     def _epochs(self) -> Epochs:
-        """What was recorded of the load."""
+        """The record of the load, for both ends."""
         assert self._delivery is not None
         now, delivery = self._delivery.record, self._delivery
         once, check = delivery.exactly_once, delivery.check
@@ -311,7 +313,7 @@ class Runner(ABC):
 
     @abstractmethod
     async def _run(self) -> Status:
-        """Move the messages; return whether that was all, or raise the first error."""
+        """Move the messages; return how the run ended, or raise the first error."""
 
     def report(self, status: Status) -> Report:
         """Return the report of a run that ended with ``status``."""
@@ -334,7 +336,7 @@ class Runner(ABC):
         )
 
     def _covered(self, status: Status) -> str:
-        """Return what exactly once was about, where a new run loads all again."""
+        """Return the reminder that a new run loads everything again, where it does."""
         delivery = self._delivery
         once = delivery is not None and delivery.exactly_once
         if status != "done" or not once or self._reads_on:
@@ -342,11 +344,11 @@ class Runner(ABC):
         return "; once covers this load: a new run loads all again"
 
     def _fail(self, error: Exception) -> None:
-        """Note why the run fails: the first error wins."""
+        """Store the error that fails the run: the first one wins."""
         self._error = self._error or _innermost(error)
 
     async def _hand_over_letters(self) -> None:
-        """Make the dead letters durable, and give them to whom they are for."""
+        """Make the dead letters durable, and pass them to their sink."""
         letters = self._dead_letters
         if letters is None:
             return
@@ -380,7 +382,7 @@ class Runner(ABC):
 
 
 def _innermost(error: Exception) -> Exception:
-    """Return the cause that a group holds, when it holds only one."""
+    """Return the only error in an exception group, else the error itself."""
     while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error

@@ -1,8 +1,8 @@
 """
-What is not to be shown: not in errors, logs and reports, nor in dead letters.
+Texts that must not be shown in errors, logs, reports and dead letters.
 
-A text may be quoted where it shows up, as a part of a command or of JSON, and of one
-with several lines a worker may print one. All of that is concealed.
+A text may appear quoted, as a part of a command or of JSON, and a worker may print a
+single line of a text with several lines. All of these forms are concealed.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Any, Final
 __all__ = ("Secrets",)
 
 _LEAST: Final = 4
-"""Shorter texts are no secrets, and stand in too many others."""
+"""Shorter texts are not treated as secrets: they occur in too many other texts."""
 
 
 class Secrets:
     """
-    Texts that are not to be shown.
+    Texts that must not be shown.
 
     Args:
-        hidden: The texts, and what stands in for each.
+        hidden: The texts, with the reference to show in place of each.
 
     """
 
@@ -34,7 +34,7 @@ class Secrets:
             for form in _forms(text):
                 if len(form) >= _LEAST:
                     texts.setdefault(form, reference)
-        # The longest first: one may hold another.
+        # The longest first, as one may contain another.
         self._texts = sorted(texts.items(), key=lambda pair: -len(pair[0]))
 
     def __repr__(self) -> str:
@@ -45,7 +45,7 @@ class Secrets:
         return bool(self._texts)
 
     def conceal(self, text: str) -> str:
-        """Return ``text`` with references in place of what is to be hidden."""
+        """Return ``text`` with hidden texts replaced by their references."""
         for value, reference in self._texts:
             text = text.replace(value, reference)
         return text
@@ -66,9 +66,9 @@ class Secrets:
 
 
 def _forms(text: str) -> Iterator[str]:
-    """Yield all that may stand for ``text`` in what we print."""
+    """Yield all forms in which ``text`` may appear in our output."""
     yield text
-    # As errors show commands: quoted for a shell.
+    # Errors show commands quoted for a shell.
     yield shlex.quote(text).strip("'")
     yield repr(text)[1:-1]
     yield json.dumps(text)[1:-1]

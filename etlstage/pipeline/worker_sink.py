@@ -39,16 +39,16 @@ class WorkerSink(Sink):
     """
     Loads with workers: a message counts as loaded once it is answered.
 
-    What the worker does with a message before its EOP is its own matter; a run that
-    fails may have loaded messages that it reports as unprocessed.
+    A worker may load a message before it writes its EOP marker; so a run that fails may
+    have loaded messages that it reports as unprocessed.
 
     Args:
         stage: The stage.
-        dead_letters: Where messages go that the workers can't load; None:
-            the first one ends the run.
-        meter: Where to count what happens, see :mod:`etlstage.telemetry`.
-        launch: What starts the workers; by default what their dialect asks for.
-        of_supervisor: What else the supervisor is to know.
+        dead_letters: Where to keep messages that the workers can't load; None: the
+            first such message ends the run.
+        meter: Counts what happens, see :mod:`etlstage.telemetry`.
+        launch: Starts the workers; by default, as their dialect requires.
+        of_supervisor: Further arguments for the supervisor.
 
     """
 
@@ -87,14 +87,14 @@ class WorkerSink(Sink):
         self._book()
 
     def _book(self) -> None:
-        """Add the workers' failures and restarts to the account; they have ended."""
+        """Add the counts of the workers, which have ended, to the account."""
         self.account.skipped += self.supervisor.skipped
         self.account.doubtful += self.supervisor.doubtful
         self.account.add_faults(self.supervisor.faults)
         self.account.busy += self.supervisor.busy
 
     def withhold(self) -> None:
-        """Give the workers no more."""
+        """Give the workers no more messages."""
         self.withheld = True
         self.supervisor.withhold()
 
@@ -114,13 +114,13 @@ class WorkerSink(Sink):
         endless: bool = False,
     ) -> None:
         """
-        Book what becomes of runs, the first message of which has a place.
+        Pass runs through the workers, and book the outcome of each message.
 
         Args:
             runs: The messages.
-            before: The place.
-            endless: Whether to stop at the first failure: there may be no end of them,
-                and what is loaded behind it would be taken for what is before it.
+            before: Place of the first message in the stage's input.
+            endless: Whether to stop at the first failure, as runs may never end and
+                messages loaded after a failure would be counted as if before it.
 
         """
         account = self.account
@@ -147,10 +147,10 @@ class WorkerSink(Sink):
             raise failure
 
     def _book_dead(self, places: range) -> None:
-        """Hear of the places of messages that were dead-lettered."""
+        """Handle that the messages at these places were dead-lettered."""
 
     async def finish(self) -> None:
-        """Record that the input was whole."""
+        """Record that the input was complete."""
         self._finished = True
 
     async def stop(self) -> None:
@@ -158,7 +158,7 @@ class WorkerSink(Sink):
         End the workers.
 
         Raises:
-            StageError: If what they have answered may not be loaded.
+            StageError: If messages that they have answered may not be loaded.
 
         """
         await self.supervisor.aclose()
@@ -172,11 +172,11 @@ class WorkerSink(Sink):
         return f"{counted(self.account.done, 'message')} loaded; output {complete}"
 
     def output(self) -> Output:
-        """Return that workers have them."""
+        """Return the stage whose workers load the messages."""
         return Output("workers", self.name)
 
     def _note_outputs(self, count: int) -> None:
-        # The page: "L-stage produces empty transformation result".
+        # The protocol's page has "L-stage produces empty transformation result".
         if count and not self._outputs:
             _log.warning("output of a load worker is discarded", stage=self.name)
         self._outputs += count
@@ -184,20 +184,20 @@ class WorkerSink(Sink):
 
 class CommittingSink(WorkerSink):
     """
-    Loads with a worker that commits: a message counts as loaded once that covers it.
+    Loads with a worker that commits: a message is loaded once a commit covers it.
 
-    So a run is taken when the worker may have it, and the position of the source
-    follows what is committed.
+    So :meth:`write` returns when the worker may be given the run, not when it is
+    loaded, and the position of the source follows the commits.
 
     Args:
         stage: The stage.
         dead_letters: As for :class:`WorkerSink`.
-        meter: Likewise.
-        launch: Likewise.
-        commit: Stores a position that the worker commits; by default it counts as
-            stored, for the next run resumes from the position of the source.
+        meter: As for :class:`WorkerSink`.
+        launch: As for :class:`WorkerSink`.
+        commit: Stores a position that the worker commits; by default the position
+            counts as stored, as the next run resumes from the source's position.
         assignment: The share of the input that the worker is started for; by default
-            all of it, by the name of the stage.
+            all of it, under the name of the stage.
 
     """
 
@@ -256,7 +256,7 @@ class CommittingSink(WorkerSink):
             self._settled.set()
 
     async def write(self, run: Run) -> None:
-        """Have the worker take a run, when it may be given more."""
+        """Pass a run to the worker; return when the worker may be given more."""
         self._check()
         self.account.received += len(run)
         with suppress(anyio.BrokenResourceError):
@@ -264,15 +264,15 @@ class CommittingSink(WorkerSink):
         self._check()
 
     async def flush(self) -> None:
-        """Make nothing durable: when it commits is the worker's decision."""
+        """Raise a failure so far; when to commit is the worker's decision."""
         self._check()
 
     async def finish(self) -> None:
         """
-        End the worker's input, and wait for what it commits then.
+        End the worker's input, and wait for its last commits.
 
         Raises:
-            NotCommitted: If it has not committed all that it has answered.
+            NotCommitted: If it has not committed everything that it has answered.
 
         """
         self.supervisor.finish()
@@ -282,7 +282,7 @@ class CommittingSink(WorkerSink):
         await super().finish()
 
     async def stop(self) -> None:
-        """End the worker; what it does not commit then, the next run gives again."""
+        """End the worker; the next run repeats what it has not committed by then."""
         self._runs.close()
         await self.supervisor.aclose()
         await self._settled.wait()
@@ -295,25 +295,25 @@ class CommittingSink(WorkerSink):
 
 
 async def _stored(_request: CommitRequest) -> None:
-    """Count a position as stored."""
+    """Do nothing: the position counts as stored."""
 
 
 async def check_ends(
     stage: str, events: MemoryObjectReceiveStream[SupervisorEvent]
 ) -> None:
     """
-    Assert that workers have ended well: who did not may have loaded half of it.
+    Assert that workers exited with status 0: others may have loaded only a part.
 
     Args:
-        stage: Their stage.
-        events: All that happened to them; they have ended.
+        stage: Name of their stage.
+        events: All events of the workers, which have ended.
 
     Raises:
-        StageFailed: If one has not.
+        StageFailed: If a worker did not.
 
     """
     ends = [event async for event in events if isinstance(event, WorkerExited)]
-    # Of a worker that was started again, the last.
+    # For a worker that was restarted, only the last exit counts.
     for end in {end.worker: end for end in ends}.values():
         if end.status:
             raise StageFailed(
@@ -331,17 +331,17 @@ async def tell(
     launch: Launch = launch_worker,
 ) -> None:
     """
-    Have a program process messages, and end; it speaks as the workers of a stage do.
+    Have a program process messages and exit; it uses the protocol of a stage's workers.
 
     Args:
-        stage: The stage. One message is no reason to report ``ready`` for it.
+        stage: The stage. The program need not report ``ready``, even if workers do.
         command: The program.
-        messages: Its input; it answers each when it has processed it.
-        launch: What starts it; by default what its dialect asks for.
+        messages: Its input; it answers each message once it has processed it.
+        launch: Starts the program; by default, as its dialect requires.
 
     Raises:
-        EtlstageError: If it does not answer all of them, each once, or ends badly: what
-            it was to do may not be done.
+        EtlstageError: If it does not answer each message once, or ends badly: its work
+            may not be done.
 
     """
     program = replace(

@@ -26,12 +26,13 @@ class WorkerSource(Source):
 
     Args:
         stage: The stage, in plain or cyclic mode.
-        offsets: Of a cyclic stage; by default the worker keeps them.
-        every: Seconds to pause once all is read, forever. None: a plain stage runs
-            once, a cyclic one until all is read that was there when it began or,
-            with offsets at the worker, until there is nothing new.
-        meter: Where to count what happens, see :mod:`etlstage.telemetry`.
-        launch: What starts the workers; by default what their dialect asks for.
+        offsets: Offsets of a cyclic stage; by default the worker keeps them.
+        every: Seconds to pause whenever everything is read; the extraction never ends.
+            None: a plain stage runs once; a cyclic one runs until everything is read
+            that was there when it began or, with offsets kept by the worker, until
+            there is nothing new.
+        meter: Counts what happens, see :mod:`etlstage.telemetry`.
+        launch: Starts the workers; by default, as their dialect requires.
 
     """
 
@@ -53,12 +54,12 @@ class WorkerSource(Source):
         self._draining = anyio.Event()
         self._resumed: int | None = None
         self._reached: int | None = None
-        self._passed = False  # something of the round that is under way
+        self._passed = False  # whether the current round has yielded anything
         self.goes_on: bool = self._by_offset
         self.rereads: bool = self._by_offset
 
     async def runs(self) -> AsyncGenerator[Run | Position, None]:
-        """Yield the messages of all rounds, and the position behind each."""
+        """Yield the messages of all rounds and, with offsets, positions after them."""
         supervisor = AsyncSupervisor(
             self._stage, meter=self._meter, launch=self._launch
         )
@@ -74,7 +75,7 @@ class WorkerSource(Source):
             raise RepliesDoubtful(supervisor.doubtful, stage=self.name)
 
     def resume(self, position: object) -> None:
-        """Begin at an offset; raises SourceFailed if it can't be one of this stage's."""
+        """Begin at an offset; raises SourceFailed if the stage can't reach it."""
         start, end = self._offsets.start, self._offsets.end
         expected = ""
         if not isinstance(position, int) or isinstance(position, bool):
@@ -95,11 +96,12 @@ class WorkerSource(Source):
 
     def drain(self) -> bool:
         """
-        End behind the round that is under way, if a worker has it.
+        End after the current round, if a worker has it.
 
-        A plain run has no such point. And a worker that has yet to start, or to be
-        ready, may never be: a round of which nothing came is not waited for then. Once
-        one has answered, each round is: its answer may be here before it is passed on.
+        A plain run has no point at which to end. And a worker that has not started yet,
+        or is not ready, may never be: then a round that has yielded nothing is not
+        waited for. Once a worker has answered, each round is waited for, as its answer
+        may have been received but not passed on.
         """
         self._draining.set()
         supervisor, under_way = self.supervisor, self._passed
@@ -130,7 +132,7 @@ class WorkerSource(Source):
                     self._passed = True
                     yield run
             if self._passed and not runs_once:
-                # There may be more: a pause is for when all was read.
+                # There may be more input: pause only when everything is read.
                 if self._draining.is_set():
                     return
             elif self._every is None or await self._pause():
@@ -158,7 +160,7 @@ class WorkerSource(Source):
                 return
 
     async def _end(self, supervisor: AsyncSupervisor, reached: int) -> int:
-        """Return where the offsets end for now."""
+        """Return the current end of the offsets."""
         end = self._offsets.end
         if end != "latest":
             return end
@@ -169,7 +171,7 @@ class WorkerSource(Source):
         return latest
 
     async def _pause(self) -> bool:
-        """Wait until it is time to look again; return whether the run drains."""
+        """Wait until the next check for input; return whether the run drains."""
         with anyio.move_on_after(self._every):
             await self._draining.wait()
         return self._draining.is_set()

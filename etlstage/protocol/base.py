@@ -1,9 +1,9 @@
 """
-The seam of a dialect: what a stage carries, and what one conversation offers.
+The interface of a dialect: its settings for a stage, and one session for each worker.
 
-A :class:`Dialect` answers for all that others must know of it. It opens a
-:class:`DialectSession` for each worker: the caller moves bytes and time, the session turns
-them into events and back.
+A :class:`Dialect` has everything that other code must know about it. It opens a
+:class:`DialectSession` for each worker: the caller supplies bytes and the time, the
+session turns them into events and back.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ __all__ = (
 )
 
 SEND_EOF: Final = b""
-"""In what ``data_to_send()`` returns: close the sending direction here."""
+"""Marks in the list from ``data_to_send()`` where to close the sending direction."""
 
 
 class Side(Enum):
-    """Which end of the conversation we are."""
+    """Which end of a session this is."""
 
     SUPERVISOR = "supervisor"
     WORKER = "worker"
@@ -57,16 +57,16 @@ class Limits(NamedTuple):
     """One message. Precedents: h11 16 KiB for a header, websockets 1 MiB for a
     message, Meltano 50 MiB for a record; a message here is a document."""
     max_reply_bytes: int = 256 * 1024 * 1024
-    """All messages of one reply, with their markers, in memory: each costs
-    :data:`~etlstage.messages.OVERHEAD` more, or else a reply that is all EOM would take
-    fifty times what it may."""
+    """All messages of one reply, with their markers, in memory. Each message counts
+    :data:`~etlstage.messages.OVERHEAD` bytes more; otherwise a reply of nothing but EOM
+    could take fifty times the limit."""
 
 
 class DialectSession(Protocol):
     """
-    One conversation in a dialect, seen from one side.
+    One side of a conversation in a dialect.
 
-    Receiving never raises for what the peer did: it gives a
+    Receiving never raises for a fault of the peer: it yields a
     :class:`~etlstage.protocol.events.Failed`, after which the session is dead.
     """
 
@@ -75,16 +75,16 @@ class DialectSession(Protocol):
         """
         Whether exchanges end in the order in which they were opened.
 
-        The time of each begins with its turn then, and none can be cancelled alone.
+        If so, the time of each begins with its turn, and none can be cancelled alone.
         """
 
     @property
     def unprompted(self) -> bool:
         """
-        Whether it has bytes to write, or waits for a time, beside what is sent.
+        Whether it has timers, or bytes to write that :meth:`send` did not cause.
 
-        Else :meth:`data_to_send` need only be asked behind :meth:`send`, and there is
-        no timer.
+        Otherwise :meth:`data_to_send` need only be called after :meth:`send`, and there
+        is no timer.
         """
 
     @property
@@ -96,25 +96,25 @@ class DialectSession(Protocol):
         """
         How many exchanges the worker has not answered.
 
-        What it has answered may be open all the same, until it is proven or committed.
+        An answered exchange may still be open, until it is proven or committed.
         """
 
     @property
     def room(self) -> float:
-        """How many exchanges may be opened now; where the worker asks, messages."""
+        """How many exchanges may be opened now; messages, if a worker asks for them."""
 
     def receive_data(self, data: bytes, now: float, /) -> None:
-        """Take bytes that the peer sent; they may be cut anywhere."""
+        """Take bytes that the peer sent; they may be split anywhere."""
 
     def reading_paused(self, now: float, /) -> None:
-        """Expect no sign of the peer before the next bytes: it is not read."""
+        """Expect no sign of life before the next bytes, as the peer is not read."""
 
     def receive_eof(self, now: float, /) -> None:
-        """Take the end of what the peer sends."""
+        """Take the end of the peer's output."""
 
     def peer_exited(self, clean: bool, now: float) -> None:
         """
-        End what a worker that is gone has answered, where its exit shows that.
+        End the exchanges that the exit of a worker shows to be answered.
 
         Args:
             clean: Whether it exited as it should.
@@ -123,7 +123,7 @@ class DialectSession(Protocol):
         """
 
     def events_received(self) -> list[Event]:
-        """Return, once, what has been received since the last call."""
+        """Return, once, the events since the last call."""
 
     def send(self, event: Event, now: float, /) -> None:
         """
@@ -131,8 +131,8 @@ class DialectSession(Protocol):
 
         Raises:
             LocalProtocolError: If the event may not be sent now, or not at all.
-            InvalidMessage: If a message can't be sent: nothing of the event has been
-                queued then, and no number was used.
+            InvalidMessage: If a message can't be sent; nothing of the event has been
+                queued then, and no number has been used.
 
         """
 
@@ -140,13 +140,13 @@ class DialectSession(Protocol):
         """
         Return, once, the bytes to write; ``SEND_EOF`` among them is a half-close.
 
-        It is asked after everything that was received, sent, or came with time, and
-        again as soon as what it returned is written, until there is nothing: so it may
-        return a part, and control come before the rest.
+        It is called after anything was received or sent, or a timer was handled, and
+        again as soon as its bytes are written, until it returns nothing. So it may
+        return a part, and let control frames overtake the rest.
         """
 
     def get_timer(self) -> float | None:
-        """Return when :meth:`handle_timer` wants to be called, in seconds, or None."""
+        """Return when :meth:`handle_timer` is to be called, in seconds, or None."""
 
     def handle_timer(self, now: float) -> None:
         """Do what is due by now, in seconds on the caller's clock."""
@@ -155,21 +155,21 @@ class DialectSession(Protocol):
 @runtime_checkable
 class Paired(DialectSession, Protocol):
     """
-    A session in which nothing but their order decides which exchange a reply is for.
+    A session that pairs replies with exchanges by their order alone.
 
-    It ends exchanges when it is shown that they add up. How the input of the worker
-    drains shows it: as long as ``wants_unread``, report how much is left.
+    It ends exchanges once it is proven that replies and exchanges add up. The proof is
+    how the worker drains its input: while ``wants_unread``, report how much is left.
     """
 
     def go_in_step(self, step: bool, /) -> None:
-        """Have one exchange at a time, each shown to add up, or no longer."""
+        """Have one exchange at a time, and prove each of them; False: stop doing so."""
 
     def bound_replies(self, size: float, /) -> None:
-        """Let so many bytes of replies wait until they are shown to add up."""
+        """Let at most ``size`` bytes of replies wait until they are proven."""
 
     @property
     def wants_unread(self) -> bool:
-        """Whether :meth:`input_unread` is of use now."""
+        """Whether the session needs :meth:`input_unread` now."""
 
     @property
     def ahead(self) -> bool:
@@ -177,11 +177,11 @@ class Paired(DialectSession, Protocol):
 
     @property
     def unproven(self) -> int:
-        """Messages that were released, and may yet turn out to have others' replies."""
+        """Number of released messages whose replies are not yet proven to be theirs."""
 
     def input_unread(self, left: int, now: float) -> bool:
         """
-        Take how many bytes the peer has not read of what was written to it.
+        Take the number of bytes written to the peer that it has not read.
 
         Returns:
             Whether to receive all that it has written now, whatever comes; then call
@@ -190,18 +190,18 @@ class Paired(DialectSession, Protocol):
         """
 
     def output_dry(self, now: float) -> None:
-        """Judge what is held back: all that the peer had written was received."""
+        """Judge the held replies, as everything the peer had written was received."""
 
     def give_whole(self) -> None:
-        """Queue the rest of what the worker has a part of: it gets nothing more."""
+        """Queue the rest of a message sent in part: the worker gets nothing more."""
 
 
 class Services(Protocol):
-    """What one connection of a worker finds beside its work; without I/O."""
+    """Answers one connection of a worker that asks for services; without I/O."""
 
     def receive_data(self, data: bytes, /) -> bytes:
         """
-        Take what the worker wrote, and return the answer.
+        Take the worker's bytes, and return the answer.
 
         Raises:
             ProtocolError: If the connection is to be closed.
@@ -209,25 +209,25 @@ class Services(Protocol):
         """
 
     def lines(self) -> bytes:
-        """Return, once, the lines that are for the log."""
+        """Return, once, the lines for the log."""
 
 
 class Connector(Protocol):
-    """How a worker connects that has a socket in place of pipes; without I/O."""
+    """How a worker connects that uses a socket instead of pipes; without I/O."""
 
     def arguments(
         self, *, app: str, identity: str, endpoint: str, locator: str
     ) -> tuple[str, ...]:
         """
-        Return the words behind a worker's command.
+        Return the arguments to append to a worker's command.
 
-        They name the stage, what the worker has to call itself when it connects, where
-        it connects to, and where it asks for services.
+        They are the name of the stage, the identity that the worker must send when it
+        connects, where it connects to, and where it asks for services.
         """
 
     def identity(self, data: bytes, /) -> str | None:
         """
-        Return what a worker calls itself in all that it has written; None: not yet.
+        Return the identity in everything a worker has written; None: not yet there.
 
         Raises:
             RemoteProtocolError: If it wrote something else.
@@ -235,22 +235,22 @@ class Connector(Protocol):
         """
 
     def services(self, host: str, port: int) -> Services | None:
-        """Return what answers a connection to the locator there; None: there is none."""
+        """Return what answers a connection to the locator there, or None."""
 
 
 class Shape(Enum):
     """How exchanges are made from messages."""
 
     STREAM = "stream"
-    """Nothing is asked: the worker writes until it exits."""
+    """There are no requests: the worker writes until it exits."""
     MESSAGE = "message"
     """One message is one exchange."""
     BATCH = "batch"
-    """Several messages are one exchange, and we end the batch."""
+    """Several messages are one exchange, and the supervisor ends the batch."""
     ASKED_BATCH = "asked batch"
     """Several messages are one exchange, and the worker asks for each of them."""
     COMMITTED = "committed"
-    """One message is one exchange, open until a position is stored that covers it."""
+    """One message is one exchange, open until a stored position covers it."""
 
     @property
     def batches(self) -> bool:
@@ -259,26 +259,26 @@ class Shape(Enum):
 
     @property
     def gathers(self) -> bool:
-        """Whether several messages are sent at a time, as ``batch`` has it."""
+        """Whether several messages are sent at a time, according to ``batch``."""
         return self.batches or self is Shape.COMMITTED
 
 
 class Dialect(ABC):
     """
-    What a stage and its workers speak, with its settings; immutable.
+    The protocol between a stage and its workers, with its settings; immutable.
 
     ``registry.py`` finds the class of a dialect by its name.
     """
 
     name: ClassVar[str]
-    """As the key ``dialect`` calls it."""
+    """The value of the key ``dialect``."""
 
     @property
     def holds(self) -> int:
         """
-        Bytes of messages of a share that may be answered and not committed.
+        How many bytes of messages of a share may be uncommitted.
 
-        A worker has to commit the end of its share, too; 0: it has no such share.
+        If it is not 0, a worker has a share, and must commit its end, too.
         """
         return 0
 
@@ -307,13 +307,12 @@ class Dialect(ABC):
             side: Which end of it.
             limits: How much the peer may make us hold.
             batch: Messages that fill a batch.
-            kind: Of the stage: what is asked for where nothing else is.
-            assignment: The share of the input that this worker has; None for all that
-                comes.
-            window: Exchanges that may be given ahead of their replies, if that is set.
-            life: Messages behind which workers before this one were lost, at the
-                supervisor of a stage; None: replies are released as they come.
-            answer: Seconds for the answer to what has no message in it, for which no
+            kind: The kind of the stage, which decides what is invoked by default.
+            assignment: The share of the input that this worker has; None: no share.
+            window: Exchanges that may be given ahead of their replies; None: not set.
+            life: Number of messages after which earlier workers were lost, on the
+                supervisor's side; None: replies are released as they come.
+            answer: Seconds for the answer to a request without a message, for which no
                 caller waits; None: there is no limit.
 
         """
@@ -321,11 +320,11 @@ class Dialect(ABC):
     @abstractmethod
     def silence(self, received: int, *, ready: bool = True) -> str:
         """
-        Return what a worker did that did not answer in time, as a sentence from "it" on.
+        Return what a worker did instead of answering in time, as a sentence with "it".
 
         Args:
             received: Bytes that it wrote since its last complete reply.
-            ready: Whether it has announced itself; else that is what it did not do.
+            ready: Whether it has announced itself; if not, that is what is missing.
 
         """
 
@@ -335,17 +334,17 @@ class Dialect(ABC):
 
     @classmethod
     def from_plain(cls, settings: Mapping[str, object]) -> Self:
-        """Return the dialect with settings that :meth:`plain` has made."""
+        """Return the dialect with settings from :meth:`plain`."""
         return cls(**{key: item for key, item in settings.items() if key != "name"})
 
     @classmethod
     @abstractmethod
     def section(cls, kind: StageKind) -> Section:
         """
-        Return what reads the settings as they are written for a stage.
+        Return the section that reads the settings written for a stage.
 
         Args:
-            kind: Of the stage; another kind may have other settings.
+            kind: The kind of the stage; its settings may depend on it.
 
         """
 
@@ -355,16 +354,17 @@ class Dialect(ABC):
 
         Args:
             batches: Whether it has batches.
-            heartbeat: How long a worker of it may be silent, in seconds; None: as it is.
+            heartbeat: How long its workers may be silent, in seconds; None: unchanged.
 
         """
         return self
 
     def variables(self) -> Mapping[str, str | None]:
         """
-        Return by name what a worker can read of the settings.
+        Return the variables that pass settings to a worker, by name.
 
-        ``ETLSTAGE_NAME`` in its environment, ``{name}`` in its command; None is nothing.
+        ``ETLSTAGE_NAME`` in its environment, ``{name}`` in its command. None: the
+        variable is not set, and the placeholder is replaced by nothing.
         """
         return {}
 
@@ -374,12 +374,12 @@ class Dialect(ABC):
 
     @property
     def connection(self) -> Connector | None:
-        """How a worker connects to a socket of ours; None: it has pipes."""
+        """How a worker connects to our socket; None: it has pipes."""
         return None
 
     @property
     def announces(self) -> bool:
-        """Whether a worker reports by itself, in the dialect, that it is ready."""
+        """Whether a worker reports in the dialect, by itself, that it is ready."""
         return False
 
     def failed(
@@ -390,10 +390,10 @@ class Dialect(ABC):
 
         Args:
             status: Its exit status, negative for a signal.
-            stopped: Whether it was stopped, without any fault of its own.
-            held: Messages that it held.
-            unproven: Messages that it has answered, and only its end can show to be
-                loaded.
+            stopped: Whether it was stopped, through no fault of its own.
+            held: Number of messages that it held.
+            unproven: Number of messages that it has answered, and that only a clean
+                exit shows to be loaded.
 
         """
         if stopped:

@@ -1,8 +1,8 @@
 """
-Bytes that have been received and not been understood yet.
+A buffer for bytes that have been received and not parsed yet.
 
-Searching remembers how far it came, so that a message which arrives in a thousand
-pieces is looked at once and not a thousand times.
+Each search starts where the last one ended, so that a message which arrives in a
+thousand pieces is searched once and not a thousand times.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class ReceiveBuffer:
         self._data = bytearray()
         # Where the next search for each marker may begin.
         self._searched: dict[bytes, int] = {}
-        # How many of each marker begin before which byte.
+        # Per marker: how many begin before which byte.
         self._counted: dict[bytes, tuple[int, int]] = {}
         self.offset: int = 0
         """Place in the stream of the first byte held, in bytes."""
@@ -46,14 +46,14 @@ class ReceiveBuffer:
         return found
 
     def end_of_last(self, marker: bytes, before: int | None = None) -> int:
-        """Return where the last ``marker`` ends, ``before`` at most; 0: there is none."""
+        """Return where the last ``marker`` ends, ``before`` at most, or 0."""
         if self.find(marker) < 0:
             return 0
         at = self._data.rfind(marker, 0, before)
         return at + len(marker) if at >= 0 else 0
 
     def count(self, marker: bytes) -> int:
-        """Return how many of ``marker`` are held."""
+        """Return how many times ``marker`` is held."""
         count, start = self._counted.get(marker, (0, 0))
         count += self._data.count(marker, start)
         self._counted[marker] = count, max(0, len(self._data) - len(marker) + 1)
@@ -67,11 +67,11 @@ class ReceiveBuffer:
         return taken
 
     def feed_and_take(self, data: bytes, count: int) -> bytes:
-        """Do as :meth:`feed`, then :meth:`take` all up to byte ``count`` of it."""
+        """Feed ``data``, and take everything up to its byte ``count``."""
         if not self._data and count == len(data):
             taken = data
         else:
-            # What stays, a part of a reply, is little beside what is passed on.
+            # The rest, a part of a reply, is small compared to what is returned.
             view = memoryview(data)
             taken = b"".join((self._data, view[:count]))
             self._data = bytearray(view[count:])
@@ -80,7 +80,7 @@ class ReceiveBuffer:
         return taken
 
     def pass_by(self, count: int) -> bool:
-        """Count bytes that are not fed, unless others are held; return whether."""
+        """Count bytes as taken without a feed if none are held; return whether."""
         if self._data:
             return False
         self.offset += count
@@ -98,13 +98,13 @@ class ReceiveBuffer:
         self._forget()
 
     def put_back(self, data: bytes) -> None:
-        """Insert ``data``, just taken, in front of what is held."""
+        """Insert ``data``, just taken, before the held bytes."""
         if data:
             self._data[:0] = data
             self.offset -= len(data)
             self._forget()
 
     def _forget(self) -> None:
-        """Search from the beginning again: it is another one."""
+        """Search from the beginning again, as the beginning has changed."""
         self._searched.clear()
         self._counted.clear()

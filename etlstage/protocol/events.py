@@ -1,11 +1,10 @@
 """
-What can pass between a supervisor and its worker, in the words of any dialect.
+The events that pass between a supervisor and its worker, the same in all dialects.
 
-The same classes serve both sides: what one side sends, the other receives.
-An event carries a *run* of messages, never one: an event per message would cost more
-than the message.
-They are named tuples and not dataclasses because a worker imports this module at
-every start, and :mod:`dataclasses` alone takes longer than all the rest.
+Both sides use the same classes: what one side sends, the other receives. An event
+carries a *run* of messages, never one: an event per message would cost more than the
+message. Events are named tuples and not dataclasses because a worker imports this
+module at every start, and :mod:`dataclasses` alone takes longer than all the rest.
 """
 
 from __future__ import annotations
@@ -43,59 +42,59 @@ class Assignment(NamedTuple):
 
     name: str
     position: object = None
-    """Where to go on in it: what was committed last, plain JSON. None: the beginning."""
+    """Where to resume: the last committed position, plain JSON. None: the beginning."""
 
 
 class FarewellReason(Enum):
-    """Why a worker is to end."""
+    """Why a worker must end."""
 
     DRAIN = "drain"
-    """The stage stops, or its share goes to another: it may commit once more."""
+    """The stage stops, or its share moves to another worker: it may commit once."""
     ENDED = "ended"
-    """Its input has no more, for good."""
+    """Its share of the input has ended for good."""
     LOST = "lost"
-    """Its share is another's: it can't commit any more."""
+    """Its share belongs to another worker: it can't commit any more."""
 
 
 class Wanted(NamedTuple):
     """
     The worker asks for more messages of the exchange that is open.
 
-    Only a worker sends it: a supervisor sees it as room.
+    Only a worker sends this event: a supervisor sees the request as room.
     """
 
     messages: int = 1
 
 
 class Mispaired(NamedTuple):
-    """Replies can't be matched to these exchanges: none of them counts."""
+    """Replies can't be matched to exchanges: those that were held back are void."""
 
     what: str
     """What the worker did, as a part of a sentence."""
     exchanges: int
-    """How many were answered and held back: the oldest that are open."""
+    """Number of answered exchanges that were held back: the oldest open ones."""
     doubtful: int
-    """Messages whose replies were released before, or whose effects can't be taken
-    back, and may be wrong."""
+    """Number of messages that may have wrong replies, which were released before, or
+    wrong effects, which can't be taken back."""
 
 
 class Opened(NamedTuple):
     """
     The supervisor opens exchanges, numbered from ``first`` on.
 
-    Numbers rise; one that can't be sent has not been used.
+    Numbers rise. An event that can't be sent has used no number.
     """
 
     first: int
     messages: Run
     each: bool = True
-    """Each message is an exchange; else all of them are one."""
+    """Each message is an exchange; otherwise all of them are one."""
     ended: bool = True
-    """There is no more of them; else :class:`Added` goes on with the one."""
+    """The exchanges are complete; otherwise :class:`Added` continues the only one."""
     event: str = ""
-    """What the caller asks for, by the worker's name for it; empty: as ever."""
+    """Name of the worker's event that the caller invokes; empty: the default."""
     headers: tuple[tuple[bytes, bytes], ...] = ()
-    """What the supervisor sends beside the messages, by name."""
+    """Names and values of headers that the supervisor sends with the messages."""
 
 
 class Added(NamedTuple):
@@ -104,17 +103,17 @@ class Added(NamedTuple):
     id: int
     messages: Run
     ended: bool = False
-    """That was all: the supervisor ends its half."""
+    """The exchange is complete: the supervisor ends its half."""
 
 
 class Refusal(NamedTuple):
-    """The worker rejects an exchange, and lives on."""
+    """The worker rejects an exchange, and continues to run."""
 
     place: int
-    """Of the exchange, among those that an :class:`Ended` is about."""
+    """Index of the exchange in the :class:`Ended` event."""
     code: int
     category: int
-    """What the code counts, in a dialect that knows several kinds."""
+    """The category of the code, in a dialect that has several."""
     reason: str
 
 
@@ -122,16 +121,17 @@ class Ended(NamedTuple):
     """
     The worker has ended exchanges, numbered from ``first`` on.
 
-    A run of them is one event: what ends in any order is sorted by who receives it.
+    One event is for consecutive numbers: the receiver sorts exchanges that end out of
+    order.
     """
 
     first: int
     groups: Groups
-    """The rest of each reply; empty for one that was refused."""
+    """The rest of each reply; empty for an exchange that was rejected."""
     refusals: Sequence[Refusal] = ()
-    """Rising by their places."""
+    """In the order of their places."""
     overhead: int = 0
-    """Bytes of memory that the groups take beside those that were read."""
+    """Bytes of memory that the groups take in addition to the bytes that were read."""
 
     @classmethod
     def refused(cls, id_: int, code: int, reason: str, category: int = 0) -> Ended:
@@ -140,7 +140,7 @@ class Ended(NamedTuple):
 
 
 class Cancelled(NamedTuple):
-    """The supervisor does not want an exchange any more."""
+    """The supervisor cancels an exchange."""
 
     id: int
     code: int
@@ -148,18 +148,18 @@ class Cancelled(NamedTuple):
 
 
 class CommitAsked(NamedTuple):
-    """The worker asks, in the middle of its work, to have a position stored."""
+    """The worker asks, while it works on an exchange, to have a position stored."""
 
     id: int
     """The exchange that was opened last when it asked."""
     position: object
-    """Plain JSON; None for all that it was given."""
+    """Plain JSON; None: after everything that it was given."""
     ended: bool = False
-    """It is the end of the worker's share: there is no more behind it."""
+    """The position is the end of the worker's share: nothing follows it."""
 
 
 class CommitAnswered(NamedTuple):
-    """The supervisor has stored a position, or could not."""
+    """The supervisor has stored a position, or has failed to."""
 
     position: object
     error: str | None = None
@@ -169,7 +169,7 @@ class Ready(NamedTuple):
     """The worker may be given work."""
 
     identity: str = ""
-    """As the worker calls itself."""
+    """The identity that the worker gave."""
 
 
 class Alive(NamedTuple):
@@ -182,13 +182,13 @@ class Farewell(NamedTuple):
     code: int = 0
     reason: str = ""
     final: bool = False
-    """Another worker would fail, too: none is to be started."""
+    """Another worker would fail, too: none must be started."""
     why: FarewellReason = FarewellReason.DRAIN
-    """Why the supervisor has it end."""
+    """Why the supervisor ends the worker."""
 
 
 class Noise(NamedTuple):
-    """Bytes that mean nothing and do no harm."""
+    """Bytes without a meaning in the protocol, which do no harm."""
 
     data: bytes
 

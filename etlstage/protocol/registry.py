@@ -1,7 +1,7 @@
 """
-Which dialects there are; each is imported when it is asked for.
+The dialects that exist; each is imported when it is first asked for.
 
-The only place above a dialect that names it.
+The supervisor and the pipeline's configuration know dialects only through this module.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ DIALECTS: Final = {
     "cocaine": "CocaineDialect",
     "kcl": "KclDialect",
 }
-"""Names, and their classes in ``settings.py`` of the package of that name."""
+"""Names, and the class in ``settings.py`` of the package of that name."""
 DEFAULT: Final = "marker"
-"""What a stage speaks that names no dialect."""
+"""The dialect of a stage that names none."""
 GROUP: Final = "etlstage.dialects"
-"""Of entry points, by which packages of others name their classes."""
+"""The group of entry points by which other packages provide dialects."""
 
 T = TypeVar("T")
 
 
 def dialect_class(name: str) -> type[Dialect]:
     """
-    Return what holds the settings of a dialect.
+    Return the class with the settings of a dialect.
 
     Raises:
         ConfigError: If there is no such dialect.
 
     """
     if name not in DIALECTS:
-        # An abstract class is what each of these is a kind of.
+        # The class that is found must be a subclass of the abstract class.
         other = class_of_entry(GROUP, name, Dialect)  # type: ignore[type-abstract]
         if other is None:
             raise ConfigError(_unknown(name))
@@ -61,7 +61,7 @@ def dialect_class(name: str) -> type[Dialect]:
 
 def dialect_names() -> list[str]:
     """Return the names of all dialects, those of other packages last."""
-    from importlib.metadata import entry_points  # takes a moment
+    from importlib.metadata import entry_points  # slow to import
 
     others = {entry.name for entry in entry_points(group=GROUP)}
     return [*DIALECTS, *sorted(others - {*DIALECTS})]
@@ -72,7 +72,7 @@ def class_of_entry(group: str, name: str, kind: type[T]) -> type[T] | None:
     Return the class that an entry point of another package names, if there is one.
 
     Raises:
-        ConfigError: If what it names is no such class, or has another name.
+        ConfigError: If it names something else, or a class with another name.
 
     """
     from importlib.metadata import entry_points
@@ -98,27 +98,27 @@ def default_dialect() -> Dialect:
 
 
 def dialect_from_plain(settings: Mapping[str, object]) -> Dialect:
-    """Return the dialect whose settings ``Dialect.plain()`` has made."""
+    """Return the dialect with settings from ``Dialect.plain()``."""
     return dialect_class(str(settings.get("name"))).from_plain(settings)
 
 
 class Translation(NamedTuple):
-    """What was written for another system as the keys of a stage."""
+    """A configuration for another system, translated into the keys of a stage."""
 
     keys: dict[str, dict[str, object]]
     """Values by mapping and key, such as ``timeout`` and ``start``."""
     dropped: list[str]
     """What has no key here, and why."""
     extract: Mapping[str, Mapping[str, object]] = {}
-    """Keys of the extract stage in front of it, likewise."""
+    """Keys of the extract stage before it, likewise."""
 
 
 def translation(name: str, *documents: Mapping[str, Any] | str) -> Translation:
     """
-    Return what documents of the system that a dialect is from mean, in our words.
+    Translate documents of the system that a dialect comes from into keys of a stage.
 
     Raises:
-        ConfigError: If there is something wrong with them.
+        ConfigError: If there is something wrong with the documents.
 
     """
     settings = import_module(f"etlstage.protocol.{name}.settings")

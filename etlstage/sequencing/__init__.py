@@ -1,13 +1,13 @@
 """
-Messages in journals, each counted once: Gazette's package ``message`` in Python.
+Messages in journals, delivered exactly once: Gazette's package ``message`` in Python.
 
-A journal is a log of bytes that is only appended to, and an append may happen twice. So
-each message has a UUID, with who published it, when, and whether it is in a
-transaction; a reader makes of it that each committed message is delivered once. Nothing
-here opens a file or a socket: what appends and what reads is given.
+A journal is an append-only log of bytes, and an append may happen twice. So each
+message has a UUID that contains its producer, its time, and whether it is in a
+transaction. From it a reader ensures that each committed message is delivered once.
+Nothing here opens a file or a socket: the caller supplies what appends and reads.
 
-This package needs the standard library and nothing else. Its names are those of
-Gazette's page in Python's spelling:
+This package needs nothing but the standard library. Its names are those of Gazette's
+page in Python's spelling:
 
 =================================== ====================================
 page                                here

@@ -1,8 +1,8 @@
 """
-UUIDs: who published a message, when, and what it is to its transaction.
+UUIDs of messages: the producer, the time, and the role in a transaction.
 
 A UUID of version 1 (RFC 4122) has a clock, a clock sequence and a node. The node is the
-producer. Of the clock sequence's 14 bits the upper four extend the clock, and the lower
+producer. The upper four of the clock sequence's 14 bits extend the clock, and the lower
 ten are flags. So the UUIDs of one producer are totally ordered by their clocks.
 """
 
@@ -29,7 +29,7 @@ __all__ = (
 )
 
 NO_UUID: Final = UUID(int=0)
-"""Of messages that can't hold one: they are delivered at least once."""
+"""UUID of messages that can't hold one; these are delivered at least once."""
 
 _EPOCH: Final = 122192928000000000
 """1970 as the timestamp of a UUID: units of 100 ns since 1582-10-15."""
@@ -38,14 +38,14 @@ _MAX_FLAGS: Final = 0x3FF
 
 
 class Flags(IntFlag, boundary=KEEP):
-    """What a message is to its transaction; other values count as OUTSIDE_TXN."""
+    """The role of a message in a transaction; other values count as OUTSIDE_TXN."""
 
     OUTSIDE_TXN = 0
     """In no transaction: committed by itself."""
     CONTINUE_TXN = 1
-    """Begins or continues one: committed by an ACK_TXN of a clock as large."""
+    """Begins or continues a transaction; an ACK_TXN of no earlier clock commits it."""
     ACK_TXN = 2
-    """Commits what has smaller clocks, and rolls back what has larger ones."""
+    """Commits messages up to its own clock, and rolls back those of larger clocks."""
 
     def __str__(self) -> str:
         if self.value > 2:
@@ -55,14 +55,14 @@ class Flags(IntFlag, boundary=KEEP):
 
 class Clock:
     """
-    A time that never goes back: 60 bits of timestamp, 4 bits of counter.
+    A monotonic clock: 60 bits of timestamp, 4 bits of counter.
 
     It may be used from several threads.
 
     Args:
-        value: Where it stands.
-        tick: How far one tick moves it: 160 is a microsecond, as current releases of
-            Gazette have it; 1 is a sixteenth of 100 ns, by its documentation.
+        value: The initial value.
+        tick: How far one tick advances the clock: 160 is a microsecond, as in current
+            releases of Gazette; 1 is a sixteenth of 100 ns, as in its documentation.
 
     """
 
@@ -80,37 +80,37 @@ class Clock:
 
     @property
     def value(self) -> int:
-        """Where it stands."""
+        """The current value."""
         return self._value
 
     def tick(self) -> int:
-        """Move it by one tick, and return where it stands then."""
+        """Advance the clock by one tick, and return the new value."""
         with self._lock:
             self._value = (self._value + self._tick) & _MASK
             return self._value
 
     def untick(self, value: int) -> None:
-        """Undo the tick that gave ``value``, unless it has moved since."""
+        """Undo the tick that returned ``value``, unless the clock advanced since."""
         with self._lock:
             if self._value == value:
                 self._value = (value - self._tick) & _MASK
 
     def update(self, nanoseconds: int) -> None:
-        """Move it on to a time, in nanoseconds since 1970; it stays if that is past."""
+        """Advance the clock to a time in nanoseconds since 1970, unless it is ahead."""
         value = clock_at(nanoseconds)
         with self._lock:
             self._value = max(self._value, value)
 
 
 def clock_at(nanoseconds: int) -> int:
-    """Return the first clock of a time, in nanoseconds since 1970."""
-    # Towards zero, as Go divides: before 1970 that is another unit than with ``//``.
+    """Return the first clock value of a time, in nanoseconds since 1970."""
+    # Go divides towards zero: before 1970 the result differs from that of ``//``.
     units = abs(nanoseconds) // 100
     return ((_EPOCH + (units if nanoseconds >= 0 else -units)) << 4) & _MASK
 
 
 def seconds_of(clock: int) -> float:
-    """Return the time of a clock, in seconds since 1970."""
+    """Return the time of a clock value, in seconds since 1970."""
     return ((clock >> 4) - _EPOCH) / 1e7
 
 
@@ -119,8 +119,8 @@ def build_uuid(producer: bytes, clock: int, flags: int) -> UUID:
     Return the UUID of a message.
 
     Raises:
-        ValueError: If the producer has not 6 bytes, the clock more than 64 bits, or
-            the flags more than 10.
+        ValueError: If the producer does not have 6 bytes, the clock has more than 64
+            bits, or the flags have more than 10.
 
     """
     if len(producer) != 6:
@@ -139,17 +139,17 @@ def build_uuid(producer: bytes, clock: int, flags: int) -> UUID:
 
 
 def producer_of(uuid: UUID) -> bytes:
-    """Return the id of the producer, 6 bytes."""
+    """Return the producer's id, 6 bytes."""
     return (uuid.int & 0xFFFFFFFFFFFF).to_bytes(6, "big")
 
 
 def clock_of(uuid: UUID) -> int:
-    """Return the clock; of a foreign UUID something, too."""
+    """Return the clock; for a foreign UUID the value has no meaning."""
     value = uuid.int
     return (
         (value >> 92) & 0xFFFFFFFF0
         | (value >> 44) & 0xFFFF000000000
-        # Without the version's bits.
+        # Without the bits of the version.
         | (value >> 12) & 0xFFF0000000000000
         | (value >> 58) & 0xF
     )
@@ -161,16 +161,16 @@ def flags_of(uuid: UUID) -> Flags:
 
 
 def new_producer_id() -> bytes:
-    """Return a random id of 47 bits; the multicast bit: of no network card."""
+    """Return a random id of 47 bits, with the multicast bit, unlike network cards."""
     return (secrets.randbits(48) | 1 << 40).to_bytes(6, "big")
 
 
 def parse_uuid(text: str) -> UUID:
     """
-    Return the UUID that a text shows: plain, in braces, as a URN, or 32 digits.
+    Parse a UUID: plain, in braces, as a URN, or as 32 digits.
 
     Raises:
-        ValueError: If it is none of them.
+        ValueError: If the text is none of these.
 
     """
     plain = text
@@ -186,7 +186,7 @@ def parse_uuid(text: str) -> UUID:
         plain = plain[:8] + plain[9:13] + plain[14:18] + plain[19:23] + plain[24:]
     elif len(text) != 32:
         raise ValueError(f"invalid UUID length: {len(text)}")
-    # int() would take blanks, signs and underscores, too.
+    # int() would accept blanks, signs and underscores, too.
     if not (plain.isascii() and plain.isalnum()):
         raise ValueError("invalid UUID format")
     try:

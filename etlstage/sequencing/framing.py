@@ -1,11 +1,11 @@
 """
-How messages stand in a journal one after the other, and how they are found there.
+Framings: how messages are written to a journal one after another, and found there.
 
-A framing writes one message, and reads one from what a :class:`FrameBuffer` holds: never
-a byte beyond it, so that the offsets of messages are exact. Nothing here reads: a buffer
-is fed, and what lacks bytes is asked again when there are more.
+A framing writes one message, or reads one from a :class:`FrameBuffer`. It never takes a
+byte after the message, so the offsets of messages are exact. Nothing here does I/O: the
+caller feeds a buffer, and calls again with more bytes if a message was incomplete.
 
-A frame that is damaged is an error of that frame; the next call finds the next one.
+A damaged frame is an error of that frame only; the next call finds the next one.
 """
 
 from __future__ import annotations
@@ -40,26 +40,26 @@ __all__ = (
 )
 
 FIXED_FRAME_WORD: Final = b"\x66\x33\x93\x36"
-"""Begins each fixed frame."""
+"""The word that begins each fixed frame."""
 FIXED_FRAME_HEADER_LENGTH: Final = 8
-"""Bytes of the word and of the length, little-endian, that follows it."""
+"""Bytes of the word and of the little-endian length that follows it."""
 MAX_FRAME: Final = 64 << 20
-"""Bytes that a frame may have by default."""
+"""Default of the maximum size of a frame, in bytes."""
 
 _SKIPPED: Final = 1 << 16
-"""Bytes between frames that one error shows, at most."""
+"""Maximum number of bytes between frames that one error has."""
 
 
 class FrameError(EtlstageError):
     """
-    Raised when bytes of a journal are no message of its framing.
+    Raised when bytes of a journal are not a message of its framing.
 
     Attributes:
-        reason: Why not.
+        reason: What is wrong.
         framing: The content type.
-        offset: Where the frame begins; None where that is not known yet.
-        end: Where what follows it begins; None while that has not come.
-        journal: In which journal, once a reader has set it.
+        offset: Where the frame begins; None if that is not known yet.
+        end: Where the next frame begins; None as long as that has not been read.
+        journal: Name of the journal, once a reader has set it.
 
     """
 
@@ -80,7 +80,7 @@ class FrameError(EtlstageError):
 
 
 class UnexpectedEnd(FrameError):
-    """Raised when a journal, or the range that was asked for, ends inside a frame."""
+    """Raised when a journal, or the range to be read, ends inside a frame."""
 
 
 class DesyncDetected(FrameError):
@@ -98,11 +98,11 @@ class DesyncDetected(FrameError):
 
 
 class NotFrameable(EtlstageError, TypeError):
-    """Raised when a message lacks what a framing asks of it."""
+    """Raised when a message lacks methods that a framing requires."""
 
 
 class ByteWriter(Protocol):
-    """What frames are written to."""
+    """The target to which frames are written."""
 
     def write(self, data: bytes, /) -> object:
         """Append ``data``."""
@@ -110,14 +110,14 @@ class ByteWriter(Protocol):
 
 class FrameBuffer:
     """
-    Bytes of a journal that have been read and are in no message yet.
+    Bytes of a journal that have been read but not been taken as messages yet.
 
     Args:
-        offset: Where in the journal the first byte to come stands.
-        max_frame: Bytes that a frame may have.
+        offset: Offset in the journal of the first byte that will be fed.
+        max_frame: Maximum size of a frame, in bytes.
 
     Attributes:
-        ended: Whether no more bytes come.
+        ended: Whether no more bytes will come.
 
     """
 
@@ -127,7 +127,7 @@ class FrameBuffer:
         self._data: bytes | bytearray = b""
         self._at = 0
         self._offset = offset
-        # How far the next line's end has been looked for already.
+        # How far the end of the next line has been searched for already.
         self._searched = 0
         self._dropping = False
 
@@ -136,7 +136,7 @@ class FrameBuffer:
 
     @property
     def offset(self) -> int:
-        """Where the first byte that is held stands in the journal."""
+        """Offset in the journal of the first byte that is held."""
         return self._offset + self._at
 
     def feed(self, data: bytes) -> None:
@@ -145,7 +145,7 @@ class FrameBuffer:
         self._offset += at
         self._searched -= at
         if at == len(self._data):
-            # Most of the time a frame comes in one piece: it is not copied.
+            # Usually a frame comes in one piece, which need not be copied.
             self._data = data
             return
         if isinstance(self._data, bytes):
@@ -155,11 +155,11 @@ class FrameBuffer:
         self._data += data
 
     def feed_end(self) -> None:
-        """State that no more bytes come."""
+        """Declare that no more bytes will come."""
         self.ended = True
 
     def jump(self, offset: int) -> bytes:
-        """Go on elsewhere in the journal, and return what was held."""
+        """Continue at another offset of the journal; return the bytes held so far."""
         held = self.take(len(self))
         self._data, self._at, self._offset, self._searched = b"", 0, offset, 0
         self._dropping = False
@@ -170,7 +170,7 @@ class FrameBuffer:
         return bytes(self._data[self._at : self._at + count])
 
     def find(self, word: bytes, start: int = 0) -> int:
-        """Return where ``word`` begins, at ``start`` or behind it, or -1."""
+        """Return where ``word`` begins, at ``start`` or later, or -1."""
         found = self._data.find(word, self._at + start)
         return found - self._at if found >= 0 else -1
 
@@ -186,7 +186,7 @@ class FrameBuffer:
 
     @property
     def dropping(self) -> bool:
-        """Whether bytes are dropped up to the next newline, which has not come yet."""
+        """Whether bytes are dropped up to a newline that has not been read yet."""
         if self._dropping:
             end = self._data.find(b"\n", self._at) + 1
             self._at = end or len(self._data)
@@ -194,12 +194,12 @@ class FrameBuffer:
         return self._dropping
 
     def drop_line(self) -> None:
-        """Drop what is held, and what comes up to the next newline."""
+        """Drop all bytes that are held, and further ones up to the next newline."""
         self._at = len(self._data)
         self._dropping = True
 
     def line(self) -> bytes | None:
-        """Do as :func:`unpack_line`."""
+        """Return the next line; see :func:`unpack_line`."""
         if self.dropping:
             return None
         size = self._data.find(b"\n", max(self._at, self._searched)) + 1 - self._at
@@ -219,7 +219,7 @@ class FrameBuffer:
         raise EOFError
 
     def too_big(self, more: str, size: int) -> FrameError:
-        """Return the error of a frame beyond the limit."""
+        """Return the error for a frame beyond the limit."""
         return FrameError(
             f"frame is {more}{size} bytes long, expected no more than"
             f" {self.max_frame} bytes (max_frame)"
@@ -228,39 +228,39 @@ class FrameBuffer:
 
 Unmarshaller: TypeAlias = Callable[[Any], bool]
 """
-Reads the next message from its buffer into the one that it is given.
+Reads the next message from its buffer into the message that it is given.
 
-It returns whether it has: if not, the buffer needs more bytes first. It raises EOFError
-where all messages were read, and FrameError for one that is none.
+It returns False if the buffer needs more bytes first. It raises EOFError if all
+messages were read, and FrameError for a frame that is not a message.
 """
 
 
 class Framing(Protocol):
-    """How the messages of a content type stand in a journal."""
+    """How the messages of a content type are written to a journal."""
 
     @property
     def content_type(self) -> str:
-        """What it is registered by."""
+        """The content type for which the framing is registered."""
 
     def marshal(self, message: Any, writer: ByteWriter) -> None:  # noqa: ANN401
         """
         Write a message.
 
         Raises:
-            NotFrameable: If the message lacks what this framing asks of it.
+            NotFrameable: If the message lacks methods that this framing requires.
 
         """
 
     def unmarshaller(self, buffer: FrameBuffer) -> Unmarshaller:
-        """Return what reads the messages of a buffer."""
+        """Return a function that reads the messages of a buffer."""
 
 
 def asked(message: object, protocol: type, framing: str, *names: str) -> Any:  # noqa: ANN401
     """
-    Return the first of the methods that a framing asks of a message.
+    Return the first of the methods that a framing requires of a message.
 
     Raises:
-        NotFrameable: If it lacks one of them.
+        NotFrameable: If the message lacks one of them.
 
     """
     if not all(hasattr(message, name) for name in names):
@@ -272,26 +272,26 @@ def asked(message: object, protocol: type, framing: str, *names: str) -> Any:  #
 
 
 class ProtoFrameable(Protocol):
-    """What a fixed frame asks of a message."""
+    """A message that can be written in a fixed frame."""
 
     def size(self) -> int:
-        """Return how many bytes it has."""
+        """Return the serialized size in bytes."""
 
     def marshal_to(self, buffer: memoryview) -> int:
-        """Write it to the beginning of ``buffer``, and return how many bytes it has."""
+        """Serialize to the beginning of ``buffer``; return the number of bytes."""
 
     def unmarshal(self, data: bytes) -> None:
-        """Take the content of ``data``; raises ValueError if it can't."""
+        """Replace the content by that of ``data``; raises ValueError if it can't."""
 
 
 def unpack_line(buffer: FrameBuffer) -> bytes | None:
     r"""
-    Return the bytes through the next ``\n``, or None if more have to come first.
+    Return the bytes through the next ``\n``, or None if more bytes are needed.
 
     Raises:
         EOFError: If there are no more lines.
-        UnexpectedEnd: If the last line has no end; it is gone then.
-        FrameError: If the line is longer than a frame may be; it is gone then.
+        UnexpectedEnd: If the last line has no newline; the line is dropped.
+        FrameError: If the line is longer than a frame may be; the line is dropped.
 
     """
     return buffer.line()
@@ -299,14 +299,14 @@ def unpack_line(buffer: FrameBuffer) -> bytes | None:
 
 def unpack_fixed_frame(buffer: FrameBuffer) -> bytes | None:
     """
-    Return the next fixed frame with its header, or None if more bytes have to come.
+    Return the next fixed frame with its header, or None if more bytes are needed.
 
     Raises:
-        EOFError: If there are no more frames; a newline may stand behind the last.
-        UnexpectedEnd: If the last frame lacks its end; it is gone then.
-        DesyncDetected: If no frame begins here; the next call begins at the next word
-            that may begin one.
-        FrameError: If the header declares more than a frame may have.
+        EOFError: If there are no more frames; a newline may follow the last one.
+        UnexpectedEnd: If the last frame is incomplete; the frame is dropped.
+        DesyncDetected: If no frame begins here; the next call continues at the next
+            word that may begin a frame.
+        FrameError: If the header declares more bytes than a frame may have.
 
     """
     header = buffer.peek(FIXED_FRAME_HEADER_LENGTH)
@@ -322,7 +322,7 @@ def unpack_fixed_frame(buffer: FrameBuffer) -> bytes | None:
         return None
     size = FIXED_FRAME_HEADER_LENGTH + int.from_bytes(header[4:], "little")
     if size > buffer.max_frame:
-        # Most likely it is no header: what follows is looked at byte by byte.
+        # Most likely this is not a header: search the bytes after its word for one.
         buffer.take(len(FIXED_FRAME_WORD))
         raise buffer.too_big("", size)
     if len(buffer) < size:
@@ -338,14 +338,14 @@ def _skip(buffer: FrameBuffer) -> None:
     # The last three bytes may begin a word.
     count = at if at >= 0 else len(buffer) - len(FIXED_FRAME_WORD) + 1
     if at < 0 and not buffer.ended and count < _SKIPPED:
-        # The error is the same in whatever pieces these bytes come.
+        # Wait: the error must not depend on the pieces in which the bytes come.
         return
     offset = buffer.offset
     raise DesyncDetected(buffer.take(min(count, _SKIPPED)), offset=offset)
 
 
 def encode_fixed_frame(message: ProtoFrameable, buffer: bytearray) -> bytearray:
-    """Append a message in a fixed frame to ``buffer``, and return that."""
+    """Append a message in a fixed frame to ``buffer``, and return ``buffer``."""
     size = message.size()
     start = len(buffer)
     buffer += FIXED_FRAME_WORD + size.to_bytes(4, "little") + bytes(size)
@@ -355,7 +355,7 @@ def encode_fixed_frame(message: ProtoFrameable, buffer: bytearray) -> bytearray:
 
 
 class FixedFraming:
-    """Messages of bytes, each behind a word and its length."""
+    """Messages as bytes, each preceded by a fixed word and its length."""
 
     content_type: Final = "application/x-protobuf-fixed"
 
@@ -372,7 +372,7 @@ class FixedFraming:
         writer.write(bytes(encode_fixed_frame(message, bytearray())))
 
     def unmarshaller(self, buffer: FrameBuffer) -> Unmarshaller:
-        """Return what reads them."""
+        """Return a function that reads a :class:`ProtoFrameable`."""
 
         def unmarshal(message: Any) -> bool:  # noqa: ANN401
             take = asked(message, ProtoFrameable, self.content_type, "unmarshal")
@@ -385,7 +385,7 @@ class FixedFraming:
 
 
 def located(take: Unmarshaller, buffer: FrameBuffer, framing: str) -> Unmarshaller:
-    """Add to the errors of an unmarshaller where, and of which framing, they are."""
+    """Add offset and framing to the errors of an unmarshaller."""
 
     def unmarshal(message: Any) -> bool:  # noqa: ANN401
         begin = buffer.offset
@@ -402,11 +402,11 @@ def located(take: Unmarshaller, buffer: FrameBuffer, framing: str) -> Unmarshall
 
 _FRAMINGS: Final[dict[str, Framing]] = {}
 _SLIPS: Final = {"test/csv": "text/csv"}
-"""Content types that documents have by mistake, and what they mean."""
+"""Wrong content types that appear in documentation, and the ones that they mean."""
 
 
 def register_framing(framing: Framing) -> None:
-    """Make a framing known by its content type, in place of one that was."""
+    """Register a framing by its content type, replacing an earlier one."""
     _FRAMINGS[framing.content_type] = framing
 
 
@@ -415,7 +415,7 @@ def framing_by_content_type(content_type: str) -> Framing:
     Return the framing of a content type.
 
     Raises:
-        ConfigError: If there is none.
+        ConfigError: If no framing is registered for it.
 
     """
     if (meant := _SLIPS.get(content_type)) is not None:

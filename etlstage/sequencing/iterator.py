@@ -1,9 +1,9 @@
 """
-Messages of a journal one after the other, as they are, or those that are committed.
+Iterators over the messages of a journal: all of them, or those that are committed.
 
-Both iterate in a ``for`` over a reader, and in an ``async for`` over one whose ``read``
-is to be awaited. An error of one message does not end the iteration: the next call reads
-what follows.
+Use both with ``for`` if the reader's ``read`` returns bytes, and with ``async for`` if
+it is awaitable. An error of one message does not end the iteration: the next call reads
+the following message.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ __all__ = (
 )
 
 _CHUNK = 1 << 18
-"""Bytes that are asked for at a time."""
+"""Number of bytes that are requested at a time."""
 
 
 class JournalReader(Protocol):
-    """Reads the bytes of a journal in order; it may leave out what is gone."""
+    """Reads the bytes of a journal in order; it may skip bytes that are gone."""
 
     @property
     def spec(self) -> JournalSpec:
@@ -51,18 +51,18 @@ class JournalReader(Protocol):
 
     @property
     def offset(self) -> int:
-        """Where the byte stands that follows those it has returned."""
+        """Offset after the last byte that was returned."""
 
     def read(self, size: int, /) -> bytes | None:
         """
-        Return some bytes, at most ``size``.
+        Return some bytes, preferably at most ``size``.
 
-        None is: none yet. No bytes at all are the end.
+        None means that there are none yet, empty bytes mean the end.
         """
 
 
 class AsyncJournalReader(Protocol):
-    """Likewise, and waits."""
+    """Like :class:`JournalReader`, with an awaitable ``read``."""
 
     @property
     def spec(self) -> JournalSpec:
@@ -70,29 +70,29 @@ class AsyncJournalReader(Protocol):
 
     @property
     def offset(self) -> int:
-        """Where the byte stands that follows those it has returned."""
+        """Offset after the last byte that was returned."""
 
     def read(self, size: int, /) -> Awaitable[bytes | None]:
-        """Do as :meth:`JournalReader.read`."""
+        """Wait for bytes; see :meth:`JournalReader.read`."""
 
 
 _AnyReader: TypeAlias = JournalReader | AsyncJournalReader
 OpenReplay: TypeAlias = Callable[[str, int, int], _AnyReader]
-"""Returns a reader of a journal from one offset to another, to be read at once."""
+"""Returns a reader of a journal from one offset to another, which is read at once."""
 
 
 class ReadUncommitted:
     """
-    Iterates over all messages of a journal: duplicates, and what is never committed.
+    Iterates over all messages of a journal, also duplicates and uncommitted ones.
 
     Args:
         reader: Where the messages come from.
-        new_message: Makes the messages that they are read into.
-        max_frame: Bytes that a message may have with its frame.
+        new_message: Creates the message objects.
+        max_frame: Maximum size of a message's frame, in bytes.
 
     Raises:
-        ConfigError: If the journal has no content type whose framing is known.
-        FrameError: While iterating, for a message that is none.
+        ConfigError: If no framing is known for the journal's content type.
+        FrameError: While iterating, for a frame that is not a message.
 
     """
 
@@ -146,7 +146,7 @@ class ReadUncommitted:
         return envelope
 
     def _take(self, end: type[Exception]) -> Envelope | None:
-        """Return the next message, or None if the buffer lacks some of it."""
+        """Return the next message, or None if the buffer needs more bytes."""
         if self._message is None:
             self._message = self._new_message(self._spec)
         begin = self._buffer.offset
@@ -157,7 +157,7 @@ class ReadUncommitted:
             raise end from None
         except FrameError as error:
             error.journal = self._spec.name
-            # The rest of a line that is too long is none.
+            # If a line is too long, the next frame begins after its rest.
             error.end = None if self._buffer.dropping else self._buffer.offset
             self._message = None
             raise
@@ -187,7 +187,7 @@ class ReadUncommitted:
 
 
 class _Replay:
-    """The messages of a replay that have to be waited for."""
+    """The messages of a replay whose reader has to be awaited."""
 
     def __init__(self, messages: ReadUncommitted) -> None:
         self._messages = messages
@@ -208,33 +208,33 @@ class _Replay:
         return found
 
     async def wait(self) -> None:
-        """Return when there is another message, or an end."""
+        """Wait for another message, an error, or the end."""
         try:
             self._ready.append(await anext(self._messages))
         except StopAsyncIteration:
             self._ended = True
-        except Exception as error:  # for the next call
+        except Exception as error:  # raised by the next call
             self._ready.append(error)
 
 
 class ReadCommitted:
     """
-    Iterates over the messages of a journal that are committed, each once.
+    Iterates over the committed messages of a journal, each once.
 
     Acknowledgements are among them.
 
     Args:
         reader: Where the messages come from.
-        new_message: Makes the messages that they are read into.
-        sequencer: Decides what is committed; it may be that of other journals, too, if
-            one of them is iterated at a time up to its end.
-        replay: Opens a reader for what the sequencer has to see again.
-        max_frame: Bytes that a message may have with its frame.
+        new_message: Creates the message objects.
+        sequencer: Decides what is committed. It may be shared by several journals, if
+            only one of them is iterated at a time, up to its end.
+        replay: Opens a reader for a range that has to be read again.
+        max_frame: Maximum size of a message's frame, in bytes.
 
     Raises:
-        ConfigError: If the journal has no content type whose framing is known.
-        FrameError: While iterating, for a message that is none.
-        ReplayFailed: While iterating, if a replay fails; the next call begins it anew.
+        ConfigError: If no framing is known for the journal's content type.
+        FrameError: While iterating, for a frame that is not a message.
+        ReplayFailed: While iterating, if a replay fails; the next call restarts it.
 
     """
 

@@ -1,9 +1,9 @@
 """
-Which journal a message goes to.
+Mappings of messages to journals.
 
-A mapping is any function that returns a journal and its content type for a message; here
-are three. A key function writes what is to decide into a hasher, FNV-1a of 32 bits. The
-partitions are asked for with each message: as long as the answer is the same object,
+A mapping is any function that returns a journal and its content type for a message;
+here are three. A key function writes a message's key into a hasher, FNV-1a of 32 bits.
+The partitions are requested for each message. As long as the result is the same object,
 the hashes of their names are kept.
 """
 
@@ -32,7 +32,7 @@ __all__ = (
 Mapping: TypeAlias = Callable[[Any], tuple[str, str]]
 """Returns the journal of a message, and its content type."""
 Partitions: TypeAlias = Callable[[], Sequence[JournalSpec]]
-"""Returns the journals among which a mapping selects; the same object if it can."""
+"""Returns the journals to select from; the same object as long as they are the same."""
 
 
 class EmptyListResponse(EtlstageError):
@@ -43,14 +43,14 @@ class EmptyListResponse(EtlstageError):
 
 
 def fnv1a32(data: bytes, value: int = 2166136261) -> int:
-    """Return the FNV-1a hash of 32 bits, going on from ``value``."""
+    """Return the FNV-1a hash of 32 bits, continuing from ``value``."""
     for byte in data:
         value = (value ^ byte) * 16777619 & 0xFFFFFFFF
     return value
 
 
 class Fnv1a:
-    """Hashes what is written into it."""
+    """An FNV-1a hash of the data written to it."""
 
     __slots__ = ("value",)
 
@@ -58,7 +58,7 @@ class Fnv1a:
         self.value: int = fnv1a32(b"")
 
     def write(self, data: bytes) -> None:
-        """Go on with ``data``."""
+        """Add ``data`` to the hash."""
         self.value = fnv1a32(data, self.value)
 
 
@@ -67,18 +67,18 @@ MappingKey: TypeAlias = Callable[[Any, Fnv1a], object]
 
 
 class Unbound(NamedTuple):
-    """A mapping whose journals are those of the publisher's appender."""
+    """A mapping that a publisher binds to the journals of its appender."""
 
     make: Callable[[MappingKey, Partitions], Mapping]
     key: MappingKey
 
     def bind(self, partitions: Partitions) -> Mapping:
-        """Return the mapping among some journals."""
+        """Return the mapping to the given journals."""
         return self.make(self.key, partitions)
 
 
 def modulo(key: MappingKey, partitions: Partitions) -> Mapping:
-    """Map a message to the journal of its key's hash, modulo their number."""
+    """Map a message by its key's hash, modulo the number of journals."""
 
     def map_(message: object) -> tuple[str, str]:
         journals = _some(partitions)
@@ -89,12 +89,12 @@ def modulo(key: MappingKey, partitions: Partitions) -> Mapping:
 
 def rendezvous(key: MappingKey, partitions: Partitions) -> Mapping:
     """
-    Map a message to the journal whose name's hash fits its key's best.
+    Map a message to the journal whose name's hash matches its key's hash best.
 
-    It takes longer than :func:`modulo`, and when journals are added or removed hardly
-    any message changes its journal.
+    It takes longer than :func:`modulo`, but when journals are added or removed, only
+    few messages change their journal.
     """
-    # A pair that is replaced at once: several threads may map.
+    # A pair that is replaced atomically, as several threads may use the mapping.
     known: tuple[Sequence[JournalSpec], list[int]] = ((), [])
 
     def map_(message: object) -> tuple[str, str]:
@@ -105,7 +105,7 @@ def rendezvous(key: MappingKey, partitions: Partitions) -> Mapping:
             hashes = [fnv1a32(one.name.encode()) for one in journals]
             known = journals, hashes
         value = _hash(key, message)
-        # Of several that fit as well the first is taken.
+        # If several match equally well, the first one is taken.
         return _target(
             journals[max(range(len(hashes)), key=lambda n: value ^ hashes[n])]
         )
@@ -116,7 +116,7 @@ def rendezvous(key: MappingKey, partitions: Partitions) -> Mapping:
 def random(
     partitions: Partitions, *, choose: Callable[[int], int] = secrets.randbelow
 ) -> Mapping:
-    """Map each message to any journal; ``choose`` returns a number below another."""
+    """Map each message to any journal; ``choose(n)`` returns a number below ``n``."""
 
     def map_(message: object) -> tuple[str, str]:
         journals = _some(partitions)

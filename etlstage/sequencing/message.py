@@ -1,8 +1,9 @@
 """
-What messages are: what a publisher and a sequencer ask of them, and types that have it.
+Messages: the protocol that publishers and sequencers require, and types that have it.
 
-A message holds its UUID, for a journal holds nothing but messages. What a framing asks
-of one besides is a protocol of that framing, see :mod:`etlstage.sequencing.framing`.
+A message contains its UUID, as a journal contains nothing but messages. What a framing
+requires in addition is a protocol of that framing; see
+:mod:`etlstage.sequencing.framing`.
 """
 
 from __future__ import annotations
@@ -30,20 +31,20 @@ __all__ = (
 
 
 class JournalSpec(NamedTuple):
-    """What is known of a journal."""
+    """The description of a journal."""
 
     name: str
     content_type: str
-    """Names the framing of its messages."""
+    """Determines the framing of the journal's messages."""
     labels: Mapping[str, str] = {}
 
 
 @runtime_checkable
 class Message(Protocol):
     """
-    What can be published and sequenced.
+    A message that can be published and sequenced.
 
-    A type that can't hold a UUID opts out of being counted once: its ``uuid`` is
+    A type that can't hold a UUID opts out of exactly-once delivery: its ``uuid`` is
     :data:`~etlstage.sequencing.clock.NO_UUID`, and ``set_uuid`` does nothing.
     """
 
@@ -60,37 +61,37 @@ class Message(Protocol):
 
 @runtime_checkable
 class Validator(Protocol):
-    """A message that knows whether it is fit to be published."""
+    """A message that can be validated before it is published."""
 
     def validate(self) -> None:
-        """Raise an error if it is not; it has no UUID of its own yet."""
+        """Raise an error if the message is invalid; it has no UUID of its own yet."""
 
 
 NewMessage: TypeAlias = Callable[[JournalSpec], Message]
-"""Makes a message of the type that is read from a journal."""
+"""Creates a message of the type that is read from a journal."""
 
 
 class Envelope(NamedTuple):
-    """A message, and where it stands."""
+    """A message, and its place in a journal."""
 
     journal: str
     begin: int
     """Offset of its first byte in the journal."""
     end: int
-    """Offset behind its last."""
+    """Offset after its last byte."""
     message: Message
 
 
 class JournalProducer(NamedTuple):
-    """One producer's messages in one journal."""
+    """A producer in a journal."""
 
     journal: str
     producer: bytes
-    """Its id, 6 bytes."""
+    """The producer's id, 6 bytes."""
 
 
 class AckIntent(NamedTuple):
-    """The acknowledgement of what was published to a journal, not yet appended."""
+    """The acknowledgement of messages published to a journal, not yet appended."""
 
     journal: str
     intent: bytes
@@ -103,8 +104,8 @@ class JsonMessage:
 
     Args:
         value: The object.
-        pointer: Where the UUID stands: a JSON pointer (RFC 6901) of which each part
-            names an object's member.
+        pointer: Where the UUID is: a JSON pointer (RFC 6901), each part of which names
+            a member of an object.
 
     """
 
@@ -127,7 +128,7 @@ class JsonMessage:
 
     @property
     def uuid(self) -> UUID:
-        """The UUID; none stands there, none it is."""
+        """The UUID; ``NO_UUID`` if there is none at the pointer."""
         if self._uuid is None:
             at: Any = self.value
             for name in self._path():
@@ -136,7 +137,7 @@ class JsonMessage:
         return self._uuid
 
     def set_uuid(self, uuid: UUID) -> None:
-        """Set the UUID; objects on the way to it are made."""
+        """Set the UUID, creating objects on the pointer's path."""
         *path, last = self._path()
         at = self.value
         for name in path:
@@ -156,10 +157,10 @@ class JsonMessage:
 
     def from_json(self, value: object) -> None:
         """
-        Take another object.
+        Replace the object.
 
         Raises:
-            ValueError: If it is none, or its UUID does not parse.
+            ValueError: If the value is not an object, or its UUID can't be parsed.
 
         """
         if not isinstance(value, dict):
@@ -173,7 +174,7 @@ class JsonMessage:
 
 
 class CsvRecord:
-    """A record whose field 0 is the UUID; that is for the UUID alone."""
+    """A CSV record whose field 0 is reserved for the UUID."""
 
     __slots__ = ("_uuid", "fields")
 
@@ -186,21 +187,21 @@ class CsvRecord:
 
     @property
     def uuid(self) -> UUID:
-        """The UUID; an empty field is none."""
+        """The UUID; ``NO_UUID`` if the field is empty."""
         if self._uuid is None:
             first = self.fields[0] if self.fields else ""
             self._uuid = parse_uuid(first) if first else NO_UUID
         return self._uuid
 
     def set_uuid(self, uuid: UUID) -> None:
-        """Set field 0."""
+        """Set field 0 to the UUID."""
         if not self.fields:
             raise ValueError("fields are empty, expected one for the UUID")
         self.fields[0] = str(uuid)
         self._uuid = uuid
 
     def acknowledgement(self, journal: str) -> CsvRecord:
-        """Return a record as wide: a reader takes no other."""
+        """Return an empty record of as many fields, as readers refuse others."""
         return CsvRecord([""] * len(self.fields))
 
     def marshal_csv(self) -> list[str]:
@@ -209,10 +210,10 @@ class CsvRecord:
 
     def unmarshal_csv(self, fields: list[str]) -> None:
         """
-        Take other fields.
+        Replace the fields.
 
         Raises:
-            ValueError: If the first is no UUID.
+            ValueError: If there are none, or the first is not a UUID.
 
         """
         if not fields:
@@ -223,11 +224,11 @@ class CsvRecord:
 
 class ProtoMessage:
     """
-    A message of a class that protobuf's compiler made.
+    A message of a class that was generated by protobuf's compiler.
 
     Args:
         message: The message.
-        field: Its field of type bytes that holds the UUID.
+        field: Name of its field of type ``bytes`` that holds the UUID.
 
     """
 
@@ -239,12 +240,12 @@ class ProtoMessage:
 
     @property
     def uuid(self) -> UUID:
-        """The UUID; an empty field is none."""
+        """The UUID; ``NO_UUID`` if the field is empty."""
         held = getattr(self.message, self.field)
         return UUID(bytes=bytes(held)) if held else NO_UUID
 
     def set_uuid(self, uuid: UUID) -> None:
-        """Set the field."""
+        """Set the field to the UUID."""
         setattr(self.message, self.field, uuid.bytes)
 
     def acknowledgement(self, journal: str) -> ProtoMessage:
@@ -252,21 +253,21 @@ class ProtoMessage:
         return ProtoMessage(type(self.message)(), field=self.field)
 
     def size(self) -> int:
-        """Return how many bytes it has, serialized."""
+        """Return the serialized size in bytes."""
         return int(self.message.ByteSize())
 
     def marshal_to(self, buffer: memoryview) -> int:
-        """Serialize it to the beginning of ``buffer`` and return how long it is."""
+        """Serialize to the beginning of ``buffer``; return the number of bytes."""
         data: bytes = self.message.SerializeToString()
         buffer[: len(data)] = data
         return len(data)
 
     def unmarshal(self, data: bytes) -> None:
         """
-        Parse it.
+        Parse the message.
 
         Raises:
-            ValueError: If protobuf can't, or the UUID has not 16 bytes.
+            ValueError: If protobuf can't parse it, or its UUID does not have 16 bytes.
 
         """
         try:
@@ -277,7 +278,7 @@ class ProtoMessage:
 
 
 class Opaque:
-    """Bytes that are not looked at; in a fixed frame the UUID stands before them."""
+    """Uninterpreted bytes; in a fixed frame they are preceded by the UUID."""
 
     __slots__ = ("_uuid", "data")
 
@@ -302,7 +303,7 @@ class Opaque:
         return Opaque()
 
     def size(self) -> int:
-        """Return how many bytes it has with its UUID."""
+        """Return the size in bytes, including the UUID."""
         return 16 + len(self.data)
 
     def marshal_to(self, buffer: memoryview) -> int:
@@ -313,10 +314,10 @@ class Opaque:
 
     def unmarshal(self, data: bytes) -> None:
         """
-        Take other bytes, UUID first.
+        Replace UUID and bytes; ``data`` begins with the UUID.
 
         Raises:
-            ValueError: If they are too few for a UUID.
+            ValueError: If there are too few bytes for a UUID.
 
         """
         if len(data) < 16:
@@ -327,10 +328,10 @@ class Opaque:
 
 def as_message(value: object) -> Message:
     """
-    Return a message of what is none yet: an object, fields, or bytes.
+    Return a value as a message; it may be a message, a dict, bytes or a list of fields.
 
     Raises:
-        TypeError: If it is none of these.
+        TypeError: If the value is none of these.
 
     """
     if isinstance(value, dict):

@@ -1,9 +1,9 @@
 """
 Publishing: messages get their journal and their UUID, and are appended.
 
-The order is what makes readers right. A UUID is made in the ordered section of the
-journal: of two messages in a journal the later has the larger clock, or a reader would
-drop it as a duplicate. And what fails leaves nothing: no half of a frame, no tick, no
+Readers rely on the order: of two messages in a journal the later must have the larger
+clock, or a reader would drop it as a duplicate. So a UUID is made in the ordered
+section of the journal. A failure leaves nothing behind: no part of a frame, no tick, no
 open transaction.
 """
 
@@ -28,39 +28,39 @@ __all__ = ("Append", "AppendUncertain", "Appender", "OrderedSection", "Publisher
 
 
 class AppendUncertain(EtlstageError):
-    """Raised when bytes may be appended, or may become so: their UUID is used up."""
+    """Raised when bytes may have been appended, or may be yet: the UUID is used up."""
 
 
 class Append(Protocol):
-    """Bytes on their way into a journal."""
+    """An append to a journal, which may be under way."""
 
     @property
     def journal(self) -> str:
-        """Which one."""
+        """Name of the journal."""
 
     @property
     def done(self) -> bool:
-        """Whether readers can see them."""
+        """Whether the append is complete, by the appender's rules."""
 
     def wait(self) -> None:
-        """Return when that is so; raises the error if it can't become so."""
+        """Return when the append is complete; raise the error if it fails."""
 
     def __await__(self) -> Generator[Any, None, None]:
-        """Do as :meth:`wait`."""
+        """Wait asynchronously; see :meth:`wait`."""
 
 
 class OrderedSection(Protocol):
     """
-    The right to be the next that appends to a journal.
+    The exclusive right to make the next append to a journal.
 
-    It ends with one of its methods.
+    It ends with a call of one of its methods.
     """
 
     def release(self, *data: bytes) -> Append:
         """
-        Append ``data``, a frame in its pieces.
+        Append ``data``, the pieces of a frame.
 
-        Where it raises an error nothing of that can be read, except for
+        If it raises an error, none of the bytes can be read, except after
         :class:`AppendUncertain`.
         """
 
@@ -69,39 +69,39 @@ class OrderedSection(Protocol):
 
 
 class Appender(Protocol):
-    """What can append to journals."""
+    """Appends to journals."""
 
     def start_append(self, journal: str) -> OrderedSection:
-        """Return the right to append, once all that was started before has ended."""
+        """Return the right to append, once all earlier sections have ended."""
 
     def partitions(self) -> Sequence[JournalSpec]:
         """Return the journals; the same object as long as they are the same."""
 
     def pending_except(self, journal: str) -> Sequence[Append]:
-        """Return what is not done yet in all journals but that one."""
+        """Return the appends to other journals that are not complete yet."""
 
 
 class Publisher:
     """
     Publishes messages under one producer id.
 
-    Committed messages are for readers at once. Uncommitted ones are in a transaction:
-    readers get them once :meth:`build_ack_intents` has been called, what it returned
-    was stored, and then was appended.
+    Committed messages are delivered to readers at once. Uncommitted ones are in a
+    transaction: readers get them after the intents that :meth:`build_ack_intents`
+    returns have been stored, and then been appended.
 
     Args:
         appender: Appends to journals.
-        clock: Of the UUIDs; the caller updates it. Without one there is an own, which
-            is updated with each message.
-        mapping: Returns the journal of a message, where a call names none.
-        producer: The id; random if it is not given.
-        now: Returns the time in nanoseconds since 1970, for the own clock.
-        opening: Called with what drops the open transaction from a journal, before the
-            first message there is appended. Who stores it can drop what a publisher
-            leaves that is killed.
+        clock: Clock for the UUIDs, which the caller updates. Without it the publisher
+            has its own clock, which is updated with each message.
+        mapping: Returns the journal of a message, for calls without a mapping.
+        producer: The producer's id (default: random).
+        now: Returns the time in nanoseconds since 1970, for the publisher's own clock.
+        opening: Called with the intent that rolls back the open transaction in a
+            journal, before the first message is appended there. A caller that stores
+            the intent can roll back the transaction of a publisher that was killed.
 
     Attributes:
-        without_uuid: How many messages were published that can't hold a UUID: they are
+        without_uuid: Number of published messages that can't hold a UUID, which are
             delivered at least once.
 
     """
@@ -125,8 +125,8 @@ class Publisher:
         self._mapping = mapping
         self.producer: bytes = new_producer_id() if producer is None else producer
         self.without_uuid: int = 0
-        # What acknowledges the open transaction, by journal, in order of first use.
-        # With the clock of the first message.
+        # By journal, in order of first use: the open transaction's acknowledgement, its
+        # framing, and the clock of the first message.
         self._open: dict[str, tuple[Message, Framing, int]] = {}
         self._busy = False
         self._uncertain = False
@@ -137,14 +137,15 @@ class Publisher:
         """
         Append a message that is committed by itself.
 
-        Safe for use from several threads. What is no message is made one, see
+        Safe for use from several threads. Other values are converted to messages; see
         :func:`~etlstage.sequencing.message.as_message`.
 
         Raises:
             LocalProtocolError: If this publisher's open transaction has messages in
-                the journal: readers would drop them.
-            Exception: The validator's, the mapping's, the framing's or the appender's;
-                then nothing has happened, and it may be tried again.
+                the journal, as readers would drop them; or if there is no mapping.
+            Exception: From the validator, the mapping, the framing or the appender.
+                Unless it is an AppendUncertain, nothing has been appended, and the call
+                may be repeated.
 
         """
         return self._publish(message, mapping, Flags.OUTSIDE_TXN)
@@ -153,14 +154,14 @@ class Publisher:
         self, message: object, mapping: Mapping | None = None
     ) -> Append:
         """
-        Append a message of the open transaction, which it may begin.
+        Append a message to the open transaction; begin one if there is none.
 
         Raises:
             LocalProtocolError: If another call has not returned yet, or an append of
-                this publisher is uncertain.
-            AppendUncertain: If the appender does not know whether it was appended: the
-                transaction can't be committed any more, and another publisher begins
-                one that can.
+                the transaction is uncertain.
+            AppendUncertain: If the appender does not know whether the message was
+                appended. The transaction can't be committed any more; use another
+                publisher for the next one.
             Exception: As for :meth:`publish_committed`.
 
         """
@@ -178,10 +179,10 @@ class Publisher:
 
     def build_ack_intents(self) -> list[AckIntent]:
         """
-        Return what commits the open transaction, and begin another.
+        Return the intents that commit the open transaction, and begin another.
 
-        They are to be stored, all of them, before any is appended; and after a crash
-        all of them are to be appended again.
+        All of them have to be stored before any is appended. After a crash all of them
+        have to be appended again.
 
         Raises:
             LocalProtocolError: If an append of the transaction is uncertain.
@@ -197,12 +198,12 @@ class Publisher:
 
     def rollback_intents(self) -> list[AckIntent]:
         """
-        Return what drops the open transaction, once appended, in place of what commits it.
+        Return the intents that roll back the open transaction, in place of a commit.
 
-        Without it readers keep what they know of the transaction until they forget its
-        producer.
+        Unless they are appended, readers keep the state of the transaction until they
+        forget its producer.
         """
-        # A UUID of clock 0 is none.
+        # If the first clock is 1, the acknowledged one is 0, which stands for no UUID.
         return [
             self._rollback(journal, *opened)
             for journal, opened in self._open.items()
@@ -212,7 +213,7 @@ class Publisher:
     def _rollback(
         self, journal: str, message: Message, framing: Framing, first: int
     ) -> AckIntent:
-        # Acknowledged is what is before the first message.
+        # Acknowledge only what is before the first message.
         message.set_uuid(build_uuid(self.producer, first - 1, Flags.ACK_TXN))
         frame = _Pieces()
         framing.marshal(message, frame)
@@ -229,7 +230,7 @@ class Publisher:
         message = as_message(value)
         if self._now is not None:
             self._clock.update(self._now())
-        # As isinstance() with Validator, which takes longer than all the rest.
+        # Instead of isinstance() with Validator, which takes longer than all the rest.
         if (validate := getattr(message, "validate", None)) is not None:
             validate()
         mapping = mapping or self._mapping
@@ -262,7 +263,7 @@ class Publisher:
         try:
             append = section.release(*frame)
         except AppendUncertain:
-            # Another message under its clock would be dropped as its duplicate.
+            # Keep the clock: another message with it might be dropped as a duplicate.
             self._uncertain = self._uncertain or flags is Flags.CONTINUE_TXN
             raise
         except BaseException:
@@ -289,7 +290,7 @@ class Publisher:
 
 
 class _Pieces:
-    """What was written, as it came: joined it would be copied."""
+    """Collects the pieces that are written, as joining them would copy them."""
 
     def __init__(self) -> None:
         self.pieces: list[bytes] = []

@@ -1,26 +1,27 @@
 """
-Sequencing: of what is read from journals, what is committed, each message once.
+Sequencing: select the committed messages among those read, each of them once.
 
-**Spans.** What a producer has written to a journal since its last acknowledgement is a
-span. Of each producer and journal three numbers are known: the clock that is acknowledged
-(``last``), the largest that was seen (``top``), and where its span begins (``begin``, -1
-for none). A message with a clock up to the first was delivered before, one up to the
-second is a duplicate within the span. An acknowledgement above the first commits what is
-up to its own clock; one that is not takes back all the span.
+**Spans.** The messages that a producer has written to a journal since its last
+acknowledgement are a span. Three numbers are kept for each producer and journal: the
+acknowledged clock (``last``), the largest clock seen (``top``), and the offset where
+the span begins (``begin``, -1 for none). A message with a clock up to ``last`` was
+delivered before; one with a clock up to ``top`` is a duplicate within the span. An
+acknowledgement above ``last`` commits the messages up to its own clock; any other rolls
+back the whole span.
 
-**The ring.** The last messages are held; a committed span that is held whole is delivered
-from there. What is lacking at its front is read again, a *replay*, from where the span
-begins to the first that is held. A message takes its place before it is judged, the
-place of the oldest: a ring of n can deliver n - 1 messages and their acknowledgement.
-Producers do not wait for each other, whatever spans are open.
+**The ring.** The last messages are held. If a committed span is held as a whole, it is
+delivered from the ring. Otherwise its first messages are read again, in a *replay* from
+the begin of the span to the first message that is held. A message takes the place of
+the oldest before it is evaluated, so a ring of n can deliver n - 1 messages and their
+acknowledgement. Producers do not wait for each other, whatever spans are open.
 
-**Checkpoints.** Offsets are what has been read through, states what is known of producers.
-A message that was delivered is in a checkpoint once the next was asked for; the
-acknowledgement of a span is read again until all of the span has been delivered.
+**Checkpoints.** Offsets are how far journals have been read, states what is known of
+producers. A delivered message is covered by a checkpoint once the next was requested.
+The acknowledgement of a span is read again until the whole span has been delivered.
 
-What a faulty producer can do: a message of clock 0 inside its own open span is delivered
-twice if the span is replayed; clocks out of order within a span that is acknowledged in
-part are delivered by a replay, and not from the ring.
+Effects of a faulty producer: a message with clock 0 within its own open span is
+delivered twice if the span is replayed. Clocks that are out of order within a partially
+acknowledged span are delivered by a replay, but not from the ring.
 """
 
 from __future__ import annotations
@@ -50,24 +51,24 @@ _LOG: Final = logging.getLogger("etlstage.sequencing")
 
 
 class QueueOutcome(Enum):
-    """What became of a message that was queued."""
+    """The outcome of queueing a message."""
 
     OUTSIDE_ALREADY_ACKED = "outsideAlreadyAcked"
     """A duplicate."""
     OUTSIDE_COMMIT = "outsideCommit"
-    """It is to be dequeued."""
+    """The message is to be dequeued."""
     CONTINUE_ALREADY_ACKED = "continueAlreadyAcked"
-    """A duplicate of what is committed."""
+    """A duplicate of a committed message."""
     CONTINUE_TXN_CLOCK_LARGER = "continueRingClockLarger"
-    """A duplicate within its span, in which there is a larger clock."""
+    """A duplicate within its span, which has a larger or equal clock."""
     CONTINUE_BEGIN_SPAN = "continueBeginSpan"
-    """It is pending, the first of its span."""
+    """The message is pending, the first of its span."""
     CONTINUE_EXTEND_SPAN = "continueExtendSpan"
-    """It is pending."""
+    """The message is pending."""
     ACK_ROLLBACK = "ackRollback"
     """The span is dropped."""
     ACK_EMPTY = "ackEmpty"
-    """It is to be dequeued; there was no span."""
+    """The acknowledgement is to be dequeued; there was no span."""
     ACK_COMMIT_RING = "ackCommitRing"
     """The span is to be dequeued; all of it is held."""
     ACK_COMMIT_REPLAY = "ackCommitReplay"
@@ -80,13 +81,13 @@ class ProducerState(NamedTuple):
     journal: str
     producer: bytes
     last_ack: int
-    """Clock up to which its messages are acknowledged and delivered."""
+    """Clock up to which the producer's messages are acknowledged and delivered."""
     begin: int
-    """Offset of its first message above that; -1 for none."""
+    """Offset of its first message above that clock; -1 for none."""
 
 
 class Checkpoint(NamedTuple):
-    """From where to go on."""
+    """The position to resume from."""
 
     offsets: dict[str, int]
     """How far each journal has been read."""
@@ -94,31 +95,31 @@ class Checkpoint(NamedTuple):
 
 
 class ReplayRange(NamedTuple):
-    """What has to be read again."""
+    """A range that has to be read again."""
 
     journal: str
     begin: int
     end: int
-    """Offset behind the last byte."""
+    """Offset after the last byte."""
 
 
 class MustStartReplay(EtlstageError):
-    """Raised when messages to be dequeued are not held any more."""
+    """Raised when messages to be dequeued are no longer held."""
 
     def __init__(self) -> None:
         super().__init__("must start reader")
 
 
 class ReplayFailed(EtlstageError):
-    """Raised when a replay fails, or gives what was not asked for."""
+    """Raised when a replay fails, or returns messages outside its range."""
 
 
 class ReplayWaits(EtlstageError):
-    """Raised by a replay that has no message yet: the dequeue may be tried again."""
+    """Raised when a replay has no message yet; the dequeue may be retried."""
 
 
 class _Span:
-    """What is known of one producer in one journal."""
+    """The state of one producer in one journal."""
 
     __slots__ = ("begin", "held", "journal", "last", "producer", "top", "warned")
 
@@ -130,7 +131,7 @@ class _Span:
         self.last = last
         self.top = last
         self.begin = begin
-        # Of the span what is in the ring: number in the ring's count, clock, envelope.
+        # The span's messages in the ring: running number, clock, envelope.
         self.held: deque[tuple[int, int, Envelope]] = deque()
         self.warned = False
 
@@ -139,16 +140,17 @@ class Sequencer:
     """
     Turns messages as they are read into messages that are committed.
 
-    Each message that is read from any of the journals is queued; after that all that
-    can be dequeued has to be, before the next is queued.
+    Queue each message that is read from any of the journals. Before the next one is
+    queued, dequeue until nothing is left.
 
     Args:
-        offsets: How far each journal has been read, of a checkpoint.
-        states: The producers of that checkpoint.
-        ring: How many messages are held.
+        offsets: The offsets of a checkpoint to resume from.
+        states: The producers' states of that checkpoint.
+        ring: Number of messages to hold.
 
     Attributes:
-        without_uuid: How many messages had no UUID: they are delivered at least once.
+        without_uuid: Number of messages without a UUID, which are delivered at least
+            once.
 
     """
 
@@ -168,11 +170,11 @@ class Sequencer:
         # Spans that were begun since the last checkpoint.
         self._pending: set[_Span] = set()
         self._size = max(ring, 1)
-        # The spans whose messages have the places, oldest first, and its number.
+        # The span of each message in the ring, oldest first; and the oldest's number.
         self._ring: deque[_Span] = deque()
         self._oldest = 0
-        # The span that is dequeued, where its acknowledgement ends, and what of it the
-        # caller has got last: clock, and whether there is one.
+        # The span that is being dequeued, where its acknowledgement ends, and the clock
+        # of its message that was returned last and is not done yet.
         self._emit: _Span | None = None
         self._emit_end = 0
         self._delivered: int | None = None
@@ -181,7 +183,7 @@ class Sequencer:
 
     def queue_uncommitted(self, envelope: Envelope) -> QueueOutcome:
         """
-        Take the next message that was read.
+        Queue the next message that was read.
 
         Raises:
             LocalProtocolError: If messages are left to dequeue.
@@ -191,7 +193,7 @@ class Sequencer:
             raise LocalProtocolError("committed messages remain to dequeue")
         journal, begin, end, message = envelope
         value = message.uuid.int
-        # As clock_of() and flags_of(), which would be a third of the time it takes.
+        # Inlined clock_of() and flags_of(): calls would take a third of the time.
         clock = (
             (value >> 92) & 0xFFFFFFFF0
             | (value >> 44) & 0xFFFF000000000
@@ -237,13 +239,13 @@ class Sequencer:
 
     def deque_committed(self) -> Envelope | None:
         """
-        Return the next message that is committed, or None if there is none.
+        Return the next committed message, or None if there is none.
 
         The acknowledgement of a span is the last of its messages.
 
         Raises:
             MustStartReplay: If :meth:`start_replay` has to be called first.
-            ReplayFailed: If the replay failed, or gave what was not asked for.
+            ReplayFailed: If the replay failed, or returned messages outside its range.
             ReplayWaits: If the replay has no message yet.
 
         """
@@ -255,7 +257,7 @@ class Sequencer:
             raise MustStartReplay
         while (found := self._next(span)) is not None:
             clock, envelope = found
-            # Duplicates, and what the acknowledgement does not cover.
+            # Skip duplicates, and what the acknowledgement does not cover.
             if clock and not span.last < clock <= span.top:
                 continue
             span.begin = envelope.begin
@@ -267,18 +269,18 @@ class Sequencer:
         return None
 
     def finish_message(self) -> None:
-        """State that the message that was returned last is done, as the next call does."""
+        """Mark the message that was returned last as done, as the next dequeue does."""
         if self._emit is not None and self._delivered is not None:
-            # A message of clock 0 within a span acknowledges nothing of what is before it.
+            # A message with clock 0 does not acknowledge the messages before it.
             self._emit.last = self._delivered or self._emit.last
             self._delivered = None
 
     def replay_range(self) -> ReplayRange:
         """
-        Return what a replay has to read.
+        Return the range that a replay has to read.
 
         Raises:
-            LocalProtocolError: If none is to be started.
+            LocalProtocolError: If no replay is to be started.
 
         """
         span = self._emit
@@ -288,7 +290,7 @@ class Sequencer:
 
     def start_replay(self, messages: Iterable[Envelope]) -> None:
         """
-        Give the messages of the replay's range, as they are read from the journal.
+        Supply the messages of the replay's range, as they are read from the journal.
 
         Raises:
             LocalProtocolError: If no replay is to be started.
@@ -303,7 +305,8 @@ class Sequencer:
         Return whether spans are open that were begun since the last checkpoint.
 
         Args:
-            since: Whether spans are open that begin there, or behind it.
+            since: Offsets by journal; if given, return whether spans are open that
+                begin at these offsets or later.
 
         """
         if since is None:
@@ -314,7 +317,7 @@ class Sequencer:
 
     def producer_states(self, horizon: float = 0) -> list[ProducerState]:
         """
-        Return what is known of producers; see :meth:`checkpoint`.
+        Return the states of all producers; see :meth:`checkpoint`.
 
         Raises:
             LocalProtocolError: If messages are left to dequeue.
@@ -326,12 +329,12 @@ class Sequencer:
 
     def checkpoint(self, horizon: float = 0) -> Checkpoint:
         """
-        Return from where to go on; a message that was returned last is not done yet.
+        Return the position to resume from; the last returned message is not done yet.
 
         Args:
-            horizon: Producers are forgotten that are older than the newest of their
-                journal by more seconds than this; 0 is never. A message that such a
-                one repeats later is not known as a duplicate.
+            horizon: Seconds after which producers are forgotten: those whose clock is
+                older than the newest of their journal by more than this; 0: never. If a
+                forgotten producer repeats a message, it is not known as a duplicate.
 
         """
         if horizon:
@@ -367,11 +370,13 @@ class Sequencer:
     def _outside(self, span: _Span, clock: int, envelope: Envelope) -> QueueOutcome:
         if clock <= span.last:
             if span.begin == envelope.begin:
-                # A checkpoint was made when it was dequeued, and before its span ended.
+                # A checkpoint was made after this message was delivered, and before its
+                # span ended.
                 self._end(span)
             self._offsets[envelope.journal] = envelope.end
             return QueueOutcome.OUTSIDE_ALREADY_ACKED
-        # Of a checkpoint while it was dequeued it is the span itself.
+        # After a checkpoint that was made while this message was dequeued, the span
+        # begins with the message itself.
         if 0 <= span.begin < envelope.begin:
             _LOG.error(
                 "%s: producer %012x committed a message at offset %d within its open"
@@ -425,7 +430,7 @@ class Sequencer:
             except ReplayWaits:
                 raise
             except Exception as error:
-                # It may be started again, from where the last message began.
+                # The replay may be restarted, from the message that was returned last.
                 self._replay, self._replay_wanted = None, True
                 if isinstance(error, ReplayFailed):
                     raise
@@ -443,7 +448,7 @@ class Sequencer:
 
 
 def _check(envelope: Envelope, span: _Span) -> None:
-    """Refuse a message of a replay that is not of the range that was asked for."""
+    """Refuse a message of a replay that is outside the replay's range."""
     journal, begin, end, _ = envelope
     stop = span.held[0][2].begin
     if journal != span.journal:

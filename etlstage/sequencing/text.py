@@ -1,9 +1,10 @@
 r"""
 Framings of text: lines of JSON, and records of CSV, as Go's encoders write them.
 
-Byte for byte, for journals are shared with programs in Go. Python's modules differ:
-``json`` in floats, in the order of keys and in what it escapes; ``csv`` in what it
-quotes, in blank lines, in newlines within quotes, and in what it lets pass.
+The output is the same byte for byte, as journals are shared with programs in Go.
+Python's modules differ: ``json`` in floats, in the order of keys and in what it
+escapes; ``csv`` in what it quotes, in blank lines, in newlines within quotes, and in
+what it accepts.
 """
 
 from __future__ import annotations
@@ -36,30 +37,30 @@ __all__ = (
 
 
 class JsonFrameable(Protocol):
-    """What lines of JSON ask of a message."""
+    """A message that can be written as a line of JSON."""
 
     def to_json(self) -> object:
-        """Return what ``json`` can encode."""
+        """Return a value that ``json`` can encode."""
 
     def from_json(self, value: Any) -> None:  # noqa: ANN401
-        """Take what ``json`` has decoded; raises ValueError if it can't."""
+        """Set the content to a decoded value; raises ValueError if it can't."""
 
 
 class JsonMarshaller(Protocol):
-    """A message that writes its own line; it is read as :class:`JsonFrameable`."""
+    """A message that writes its own line; it is read as a :class:`JsonFrameable`."""
 
     def marshal_json_to(self, writer: ByteWriter) -> object:
-        """Write its JSON and a newline."""
+        """Write the message as JSON, and a newline."""
 
 
 class CsvFrameable(Protocol):
-    """What records of CSV ask of a message."""
+    """A message that can be written as a CSV record."""
 
     def marshal_csv(self) -> list[str]:
-        """Return its fields."""
+        """Return the fields."""
 
     def unmarshal_csv(self, fields: list[str]) -> None:
-        """Take its fields; raises ValueError if it can't."""
+        """Set the fields; raises ValueError if it can't."""
 
 
 # --- JSON -------------------------------------------------------------------------
@@ -68,7 +69,7 @@ _MAYBE_FLOAT: Final = re.compile(r"\d[.eE]|NaN|Infinity")
 _SHORT: Final = re.compile(r"\\(.)")
 _HTML: Final = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
-# Go has short escapes for these two as of its version 1.22; what reads, knows both.
+# Go writes short escapes for these two since version 1.22; readers know both forms.
 _LONG: Final = {"b": "\\u0008", "f": "\\u000c"}
 
 
@@ -77,12 +78,13 @@ def encode_json(value: object, *, sort_keys: bool = True) -> bytes:
     Return a value as Go's encoder writes it, without the newline.
 
     Args:
-        value: What ``json`` can encode.
-        sort_keys: As of Go's maps; without, they stand as in Go's structs.
+        value: A value that ``json`` can encode.
+        sort_keys: Whether to sort keys, like those of Go's maps; otherwise they keep
+            their order, like the fields of Go's structs.
 
     Raises:
-        ValueError: If it has what JSON has not: NaN, infinity.
-        TypeError: If it has what ``json`` can't encode.
+        ValueError: If it contains NaN or infinity, which JSON does not have.
+        TypeError: If it contains something that ``json`` can't encode.
 
     """
     text = json.dumps(
@@ -100,11 +102,11 @@ def encode_json(value: object, *, sort_keys: bool = True) -> bytes:
 
 
 def _encode(value: object, sort_keys: bool) -> str:
-    """Do as ``json.dumps``, which has no option for how floats look."""
+    """Encode like ``json.dumps``, which has no option for the format of floats."""
     if isinstance(value, float):
         return _float(value)
     if isinstance(value, dict):
-        # All of them are text: it would not have come here else, or is about to fail.
+        # Keys that are not text make sorted() or _key() fail.
         keys = sorted(value) if sort_keys else list(value)
         members = (f"{_key(key)}:{_encode(value[key], sort_keys)}" for key in keys)
         return f"{{{','.join(members)}}}"
@@ -120,7 +122,7 @@ def _key(key: object) -> str:
 
 
 def _float(value: float) -> str:
-    """Return a float with the fewest digits, as JavaScript shows it."""
+    """Return a float with the fewest digits, in JavaScript's format."""
     if not isfinite(value):
         raise ValueError(f"JSON has no {value}")
     if value == 0:
@@ -149,7 +151,7 @@ def _no_constant(name: str) -> NoReturn:
 
 
 class JsonFraming:
-    """Messages as JSON, a line each."""
+    """Messages as JSON, one per line."""
 
     content_type: Final = "application/x-ndjson"
 
@@ -164,7 +166,7 @@ class JsonFraming:
         writer.write(encode_json(value) + b"\n")
 
     def unmarshaller(self, buffer: FrameBuffer) -> Unmarshaller:
-        """Return what reads them."""
+        """Return a function that reads a :class:`JsonFrameable`."""
 
         def unmarshal(message: Any) -> bool:  # noqa: ANN401
             take = asked(message, JsonFrameable, self.content_type, "from_json")
@@ -183,7 +185,7 @@ _SPACES: Final = (
     "\t\v\f \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008"
     "\u2009\u200a\u2028\u2029\u202f\u205f\u3000"
 )
-"""With which a field does not begin unless it is quoted; a line's ends never are."""
+"""Characters that make a field quoted if it begins with one, besides line ends."""
 _QUOTED: Final = re.compile(rf'[,"\r\n]|\A[{_SPACES}]|\A\\\.\Z')
 
 
@@ -199,14 +201,14 @@ def _field(field: str) -> str:
 
 
 class _CsvReader:
-    """Reads records, all of as many fields as the first."""
+    """Reads records, which all must have as many fields as the first."""
 
     def __init__(self, buffer: FrameBuffer) -> None:
         self._buffer = buffer
         self._width = 0
 
     def record(self) -> list[str] | None:
-        """Return the fields of the next record, or None if bytes are lacking."""
+        """Return the fields of the next record, or None if more bytes are needed."""
         buffer = self._buffer
         while True:
             if buffer.dropping:
@@ -231,7 +233,7 @@ class _CsvReader:
         return fields
 
     def _parse(self) -> tuple[int | None, list[str], str]:
-        """Return how many bytes the record has, its fields, and what is wrong."""
+        """Return a record's size in bytes (None: incomplete), its fields, an error."""
         fields: list[str] = []
         size, line = self._line(0)
         if size is None or line == "\n" or not line:
@@ -270,7 +272,7 @@ class _CsvReader:
                     return size, [], f'text behind the closing " of field {place}'
 
     def _line(self, start: int) -> tuple[int | None, str]:
-        r"""Return where the line from ``start`` ends, and it, with ``\n`` at its end."""
+        r"""Return the end of the line at ``start``, and the line, with ``\n``."""
         buffer = self._buffer
         end = buffer.find(b"\n", start) + 1
         if not end:
@@ -288,7 +290,7 @@ class _CsvReader:
 
 
 class CsvFraming:
-    """Messages as records of CSV, the UUID in one of the fields."""
+    """Messages as records of CSV, with the UUID in one of the fields."""
 
     content_type: Final = "text/csv"
 
@@ -300,7 +302,7 @@ class CsvFraming:
         writer.write(encode_csv(fields))
 
     def unmarshaller(self, buffer: FrameBuffer) -> Unmarshaller:
-        """Return what reads them."""
+        """Return a function that reads a :class:`CsvFrameable`."""
         reader = _CsvReader(buffer)
 
         def unmarshal(message: Any) -> bool:  # noqa: ANN401

@@ -1,16 +1,16 @@
 """
 Classes whose fields are settings, and how these are read from a mapping.
 
-A field is all of its setting: the name, the kind by its type, the default, and
-the documentation below it. :class:`Place` among the annotations of its type is where
-it may be written::
+A field defines its setting completely: the name, the kind (from the type), the default,
+and the documentation below it. A :class:`Place` in the field's annotation restricts
+where the setting may be written::
 
     @dataclass(frozen=True, kw_only=True, slots=True)
     class Timeouts(Definition):
         heartbeat: Annotated[Duration | None, Place.FED] = None
 
-From that come the checks of the constructor, here, and the keys of the pipeline file,
-the options of the data source and the JSON Schema elsewhere.
+The checks of the constructor are derived from that here; the keys of the pipeline file,
+the options of the data source and the JSON Schema are derived elsewhere.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ __all__ = (
 T = TypeVar("T")
 
 UNREAD: Final = object()
-"""Stands, among what was given, for a value that could not be read."""
+"""Takes the place of a given value that could not be read."""
 
 
 class Unread(AttributeError):
@@ -65,10 +65,10 @@ class Unread(AttributeError):
 
 
 HIDDEN: Final = "is refused; not shown, as it may be a secret"
-"""In place of a text that may quote a value that must not be shown."""
+"""Replaces an error text that may quote a value that must not be shown."""
 
 MOST: Final = 20
-"""Unknown keys of a mapping that are reported one by one."""
+"""Maximum number of unknown keys of a mapping that are reported one by one."""
 
 _NO_MAPPING: Final = Problem((), "expected a mapping, got {got}")
 
@@ -107,7 +107,7 @@ class Setting(NamedTuple):
     model: type | None = None
     """The class that documents it."""
     doc: str = ""
-    """The documentation, where it is not the class's."""
+    """The documentation, if it is not the class's."""
 
     @property
     def required(self) -> bool:
@@ -116,25 +116,25 @@ class Setting(NamedTuple):
 
 
 Rules: TypeAlias = Callable[[Mapping[str, Any]], Iterable[Problem]]
-"""Yields what contradicts itself among the values that were given, by their keys."""
+"""Takes the given values by key, and yields the contradictions among them."""
 
 
 def no_rules(given: Mapping[str, Any]) -> Iterable[Problem]:
-    """Yield nothing: any values go together."""
+    """Return no problems: all values can be combined."""
     return ()
 
 
 def broken(loc: tuple[str | int, ...], text: str, *, at_key: bool = True) -> Problem:
-    """Return the problem of a rule that does not hold."""
+    """Return the problem of a rule that is violated."""
     return Problem(loc, text, at_key=at_key)
 
 
 def readable(model: type[T], given: Mapping[str, Any]) -> T:
     """
-    Return an object of the values that could be read, without a check.
+    Return an unchecked object with only the values that could be read.
 
-    So that rules can be asked all the same: to ask it for any other value raises
-    :class:`Unread`, where :func:`judged` ends.
+    Rules can then be evaluated all the same: access to any other value raises
+    :class:`Unread`, at which :func:`judged` ends.
     """
     made = object.__new__(model)
     for name, setting in settings_of(model).items():
@@ -145,7 +145,7 @@ def readable(model: type[T], given: Mapping[str, Any]) -> T:
 
 
 def judged(rule: Iterable[Problem]) -> Iterator[Problem]:
-    """Yield what a rule finds, up to where it asks for what could not be read."""
+    """Yield a rule's problems, until it accesses a value that could not be read."""
     with suppress(Unread):
         yield from rule
 
@@ -161,9 +161,9 @@ class Definition:
 
     __slots__ = ()
     label: ClassVar[tuple[str, ...]] = ()
-    """Where it stands in a stage, for errors of the constructor."""
+    """The keys that lead to it in a stage, for errors of the constructor."""
     more: ClassVar[kinds.Schema] = {}
-    """What the JSON Schema has besides."""
+    """Additional entries of the JSON Schema."""
 
     def __post_init__(self) -> None:
         problems: list[Problem] = []
@@ -186,13 +186,13 @@ class Definition:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> object:
-            """Raise Unread for a field that could not be read, or what needs it."""
+            """Raise Unread for an unread field, or a property that needs one."""
             found = name in settings_of(type(self)) or hasattr(type(self), name)
             text = f"{type(self).__name__!r} object has no attribute {name!r}"
             raise (Unread if found else AttributeError)(text)
 
     def __repr__(self) -> str:
-        """Show what differs from the defaults; those of Stage alone are a kilobyte."""
+        """Show only non-default values; the defaults of Stage take a kilobyte."""
         shown = [
             f"{name}={_shown(value)}"
             for name, setting in settings_of(type(self)).items()
@@ -208,29 +208,29 @@ class Definition:
         }
 
     def shown(self, name: str) -> str:
-        """Return one as people write it; what is switched off is never."""
+        """Return a setting as people write it; ``never`` if it is switched off."""
         written = settings_of(type(self))[name].kind.written(getattr(self, name))
         return "never" if written is None else str(written)
 
     @classmethod
     def rules(cls, given: Mapping[str, Any]) -> Iterable[Problem]:
         """
-        Return what contradicts itself.
+        Return the contradictions among the values.
 
         Args:
-            given: What was written, by key, and not left to the default.
+            given: The values that were written, by key, without the defaults.
 
         """
         return ()
 
     @classmethod
     def unfold(cls, value: Any) -> Any:
-        """Return a short form as the mapping that means the same."""
+        """Return the mapping that a short form stands for."""
         return value
 
     @classmethod
     def short_forms(cls) -> list[kinds.Schema]:
-        """Describe what :meth:`unfold` takes."""
+        """Describe the short forms that :meth:`unfold` takes."""
         return []
 
     def _line(self, problem: Problem) -> str:
@@ -239,7 +239,7 @@ class Definition:
 
 
 def _shown(value: object) -> str:
-    # A dataclass has a repr of its own unless it is asked not to.
+    # @dataclass generates a __repr__ that shadows the one of Definition.
     return Definition.__repr__(value) if isinstance(value, Definition) else repr(value)
 
 
@@ -249,11 +249,11 @@ class Section(Kind):
 
     Args:
         keys: The settings by their keys.
-        make: Makes of the values that were given what the mapping stands for.
-        model: The class that it stands for.
-        rules: Yields what contradicts itself among the values that were given.
-        more: What its JSON Schema has besides.
-        moved: Hints for keys that stand elsewhere now.
+        make: Makes the object that the mapping stands for from the given values.
+        model: The class of that object.
+        rules: Yields the contradictions among the given values.
+        more: Additional entries of its JSON Schema.
+        moved: Hints for keys that were moved elsewhere.
 
     """
 
@@ -276,14 +276,14 @@ class Section(Kind):
 
     @property
     def short(self) -> list[kinds.Schema]:
-        """What may stand there in place of the mapping, as JSON Schema."""
+        """The short forms that are accepted in place of the mapping."""
         model = self.model
         found = isinstance(model, type) and issubclass(model, Definition)
         return model.short_forms() if found else []  # type: ignore[union-attr]
 
     @classmethod
     def of(cls, model: type[Definition], place: Place = Place.ALL) -> Section:
-        """Return what reads a mapping as ``model``, with the keys of a place."""
+        """Return the section for ``model``, with the keys that apply at a place."""
         return cls(
             {
                 name.removesuffix("_"): placed(setting, place)
@@ -321,7 +321,7 @@ class Section(Kind):
             except Invalid as error:
                 problems += (problem.under(key) for problem in error.problems)
                 rest |= {} if error.rest is None else {key: error.rest}
-        # A key that was misspelt has been reported.
+        # A required key that was only misspelt has been reported as unknown.
         meant = {guess(key, self.keys) for key in unknown[:MOST]}
         for key, setting in self.keys.items():
             missing = setting.required and key not in value
@@ -339,7 +339,7 @@ class Section(Kind):
             raise Invalid(*problems, rest=self._rest(given)) from None
 
     def _rest(self, given: Mapping[str, Any]) -> Any:
-        """Return what stands for the values that could be read, if anything does."""
+        """Return an object of the values that could be read; None: there is none."""
         model = self.model
         if isinstance(model, type) and issubclass(model, Definition):
             return readable(model, _named(model, given))
@@ -351,7 +351,7 @@ class Section(Kind):
             return None
 
     def deeper(self, key: str) -> Iterator[str]:
-        """Yield where in the mappings of this mapping a key may stand."""
+        """Yield the dotted places of a key in nested mappings."""
         for name, setting in self.keys.items():
             inner = section_in(setting.kind)
             if inner is not None:
@@ -370,7 +370,7 @@ class Section(Kind):
 
 
 def section_in(kind: Kind) -> Section | None:
-    """Return the section that a kind is, or may be, or is a list of."""
+    """Return the section that a kind or its items are, optional or not, or None."""
     while isinstance(kind, kinds.Maybe | kinds.ListOf):
         kind = kind.kind if isinstance(kind, kinds.Maybe) else kind.item
     return kind if isinstance(kind, Section) else None
@@ -443,7 +443,7 @@ def _kind_of(hint: Any, noun: str) -> Kind:
 
 
 def placed(setting: Setting, place: Place) -> Setting:
-    """Return the setting with those of its own settings that have a place there."""
+    """Return the setting; nested settings are reduced to those valid at a place."""
     inner = setting.kind
     model = inner.model if type(inner) is Section else None
     if model is not None and issubclass(model, Definition):
@@ -452,13 +452,13 @@ def placed(setting: Setting, place: Place) -> Setting:
 
 
 def _named(model: type, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what was given by the names of the fields, of which some end in ``_``."""
+    """Return the values by field name; some fields have a trailing ``_``."""
     names = settings_of(model)
     return {key if key in names else f"{key}_": item for key, item in given.items()}
 
 
 def _in_python(error: Invalid, setting: Setting) -> Iterator[Problem]:
-    """Raise with the class that was expected: it was neither it nor a mapping."""
+    """Yield the problems; where no mapping was given, name the expected class."""
     section = section_in(setting.kind)
     for problem in error.problems:
         if section is None or section.model is None or problem.text != _NO_MAPPING.text:

@@ -1,9 +1,9 @@
 """
-Kinds of values: text, numbers, words, and what is made of them.
+Kinds of values: text, numbers, words, and collections of them.
 
-A kind reads what a pipeline file, an option or Python gives: ``"3"`` and ``3`` are one
-number. What it has read it reads again, unchanged. It also has how a value is
-written, and describes what may be written in JSON Schema.
+A kind reads a value of a pipeline file, an option or Python: ``"3"`` and ``3`` are the
+same number. A value that was read once is read again unchanged. A kind also returns a
+value as people write it, and describes the values it accepts in JSON Schema.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ Schema: TypeAlias = dict[str, Any]
 """A piece of JSON Schema."""
 
 MAX_DIGITS: Final = 1000
-"""Of a number; Python takes time with the square of them."""
+"""Maximum digits of a number; Python's conversion takes quadratic time."""
 
 REFERENCE: Final = r"\$\{"
-"""What stands for a value that is only known later: of any kind."""
+"""Matches the start of a reference to a value, of any kind, that is known later."""
 
 
 class Kind(ABC):
@@ -54,12 +54,12 @@ class Kind(ABC):
         Return what ``value`` stands for.
 
         Raises:
-            Invalid: If it stands for nothing.
+            Invalid: If it is not a value of this kind.
 
         """
 
     def written(self, value: Any) -> object:
-        """Return what was read as people write it, in JSON."""
+        """Return a value that was read as people write it, in JSON."""
         return value
 
     def schema(self) -> Schema:
@@ -68,7 +68,7 @@ class Kind(ABC):
 
 
 class Text(Kind):
-    """Any text, or any without NUL; of a file, every scalar is text."""
+    """Any text, or any without NUL; every scalar of a file is text."""
 
     def __init__(self, *, nul: bool = True) -> None:
         self._nul = nul
@@ -174,9 +174,9 @@ class Choice(Kind):
     One of a few words.
 
     Args:
-        noun: What they are, for errors.
-        words: What each stands for.
-        later: Words that the design knows and this version does not build.
+        noun: What the words are, for errors.
+        words: What each word stands for.
+        later: Words that are planned, but not supported by this version.
 
     """
 
@@ -193,7 +193,7 @@ class Choice(Kind):
         if any(value is known for known in self._words.values()):
             return value
         if type(value) is int and str(value) in self._words:
-            return self._words[str(value)]  # YAML takes a word of digits for a number
+            return self._words[str(value)]  # YAML reads a word of digits as a number
         expected = f", expected {' or '.join(map(repr, self._words))}"
         if isinstance(value, str) and value in self._later:
             text = f"{{got}} is not in this version{expected}"
@@ -213,7 +213,7 @@ class Choice(Kind):
 
 
 class Noun(NamedTuple):
-    """What the words of a choice are, where the name of the setting is not enough."""
+    """What the words of a choice are, where the setting's name is not clear enough."""
 
     noun: str
 
@@ -275,7 +275,7 @@ class ListOf(Kind):
             items = _each(enumerate(value), self.item)
         except Invalid as error:
             rest = (*error.rest.values(),) if isinstance(error.rest, dict) else ()
-            # Without one of them the others are in other places.
+            # If one could not be read, the others would move to other indexes.
             whole = rest if len(rest) == len(value) else None
             raise Invalid(*error.problems, rest=whole) from None
         return self._make(items.values())
@@ -309,7 +309,7 @@ class MapOf(Kind):
 
 
 def _each(items: Iterable[tuple[Any, object]], kind: Kind) -> dict[Any, Any]:
-    """Read all items; what is wrong with any of them is reported at once."""
+    """Read all items; the problems of all of them are reported at once."""
     made: dict[Any, Any] = {}
     problems: list[Problem] = []
     for at, item in items:

@@ -1,7 +1,7 @@
 """
-The description of a value that is wrong.
+Descriptions of wrong values.
 
-What was found is kept apart from what is expected, for it may be a secret.
+The value found is kept apart from what is expected, as it may be a secret.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Problem(NamedTuple):
     """
     One thing that is wrong.
 
-    What was found is not in the text, for it may be a secret.
+    The value found is not in the text, as it may be a secret.
     """
 
     loc: Loc
@@ -36,12 +36,12 @@ class Problem(NamedTuple):
     value: object = None
     """What was found."""
     hidden: str = ""
-    """The text for a value that must not be shown, if it is another one."""
+    """The text for a value that must not be shown, if it differs."""
     at_key: bool = False
-    """Whether it is the key that is wrong, and not its value."""
+    """Whether the key is wrong, not its value."""
 
     def under(self, *loc: str | int) -> Problem:
-        """Return the problem as seen from above."""
+        """Return the problem with ``loc`` before its own location."""
         return self._replace(loc=loc + self.loc)
 
     def shown(self, instead: str = "") -> str:
@@ -70,7 +70,7 @@ def unexpected(wanted: str, value: object) -> Invalid:
 
 
 def refused(text: str) -> Invalid:
-    """Return the error of a value, with ``text`` as it is."""
+    """Return the error of a value, with ``text`` unchanged."""
     return Invalid(Problem((), text))
 
 

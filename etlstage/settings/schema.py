@@ -1,8 +1,8 @@
 """
 What may be written, as JSON Schema (draft 2020-12).
 
-Texts that hold ``${`` stand for values that are not known before the file is read, and
-are allowed for every single value.
+Texts that contain ``${`` stand for values that are not known before the file is read;
+they are allowed for every scalar.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _of(setting: Setting) -> Schema:
     if inner is None or default in (None, ()):
         made["default"] = setting.kind.written(default)
     elif "anyOf" in made:
-        # There is a short form, which is the class's text.
+        # The class has a short form, which its str() returns.
         made["default"] = str(default)
     return made
 
@@ -61,7 +61,7 @@ def _body(setting: Setting) -> Schema:
 
 
 def documentation(setting: Setting) -> str:
-    """Return what stands below a field in its class, on one line."""
+    """Return the docstring below a field of its class, on one line."""
     if setting.model is None:
         raise AssertionError("unreachable: a setting that nothing documents")
     classes = filter(is_dataclass, setting.model.__mro__)

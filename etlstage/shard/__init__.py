@@ -1,6 +1,6 @@
 """
-Shards: shares of an input that belong to one runner each, and which has which.
+Shards: shares of an input that are processed by one runner each, and their leases.
 
-``lease.py`` has what is kept of each shard, ``keeper.py`` decides what a runner does
-about it, ``table.py`` keeps it where several runners see it.
+``lease.py`` defines the lease of a shard, ``keeper.py`` decides what a runner does
+about leases, ``table.py`` stores them where several runners see them.
 """

@@ -1,9 +1,9 @@
 """
-How an input is cut into shards: each record falls to one by its partition key.
+How an input is divided into shards: each record is assigned to one by partition key.
 
-As Kinesis has it, each shard has a part of the range of the keys' hashes. What makes a
-record of a message is found in it by JSON pointers; one that lacks any of that is
-refused before a worker sees it, for a worker would count it as committed.
+As in Kinesis, each shard has a range of the keys' hashes. The fields of a record are
+found in a message by JSON pointers. A message that lacks one of them is refused before
+a worker sees it, since a worker would count it as committed.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ __all__ = ("LONGEST_KEY", "Cut", "RecordRun", "ShardRecord", "number_of", "wrong
 
 
 LONGEST_KEY: Final = 256
-"""Characters of a partition key, at most, as Kinesis has it."""
+"""Maximum number of characters of a partition key, as in Kinesis."""
 _DIGITS: Final = 128
-"""Of a sequence number, at most, likewise."""
+"""Maximum number of digits of a sequence number, as in Kinesis."""
 _SHOWN: Final = 40  # characters of a value in an error
 _MOST: Final = 10**_DIGITS
 _NUMBER: Final = attrgetter("number")
@@ -34,30 +34,31 @@ _NONE: Final = (None, None, None)
 
 
 class ShardRecord(NamedTuple):
-    """What a message is to its shard."""
+    """A message as a record of its shard."""
 
     shard: int
-    """Its place among the names of shards."""
+    """Index of the shard's name in ``Cut.names``."""
     key: str
     number: int
-    """Its sequence number; -1: it has none."""
+    """The sequence number; -1: the record has none."""
     arrival: int | None = None
-    """When it arrived, in milliseconds since 1970."""
+    """When the record arrived, in milliseconds since 1970."""
     wrong: str = ""
-    """Why no worker may be given it."""
+    """Why no worker may be given the record; empty if one may."""
 
 
 class Cut:
     """
-    A number of shards, and what decides where in which a message is.
+    A number of shards, and the rule that assigns messages to them.
 
     Args:
-        count: Shards.
-        key: A JSON pointer: messages that have the same there are in one shard, in
-            their order; None: a hash of the message.
-        sequence: To a number that rises within a shard; None: the reader has some.
-        arrival: To the time when it arrived, in milliseconds since 1970 or as ISO 8601
-            has it; None: it is not known.
+        count: Number of shards.
+        key: JSON pointer to the partition key: messages with the same key are in one
+            shard, in their order. None: the key is a hash of the message.
+        sequence: JSON pointer to a number that rises within a shard; None: the caller
+            numbers the messages.
+        arrival: JSON pointer to the time of arrival, in milliseconds since 1970 or in
+            ISO 8601; None: it is unknown.
 
     """
 
@@ -75,7 +76,7 @@ class Cut:
             "key": key,
             "sequence": sequence,
         }
-        """What makes the shards what they are, by setting."""
+        """The settings that determine the shards, by name."""
         self.numbers: Final[bool] = sequence is not None
         """Whether messages have numbers of their own."""
         self._key = _tokens(key)
@@ -84,7 +85,7 @@ class Cut:
         self._pointers = key, sequence, arrival
 
     def record(self, message: bytes, number: int = -1) -> ShardRecord:
-        """Return what a message is, with a number if it has none of its own."""
+        """Return a message as a record, with ``number`` if it has none of its own."""
         key, arrival, wrong = f"{crc32(message):08x}", None, ""
         key_at, sequence_at, arrival_at = self._pointers
         value = None if self._pointers == _NONE else _parsed(message)
@@ -110,19 +111,19 @@ class Cut:
         return ShardRecord(self._shard(key), key, number, arrival, wrong)
 
     def _shard(self, key: str) -> int:
-        # JSON may hold half of a surrogate pair.
+        # JSON may contain half of a surrogate pair.
         text = key.encode(errors="surrogatepass")
         hashed = md5(text, usedforsecurity=False).digest()
         return int.from_bytes(hashed, "big") * len(self.names) >> 128
 
     def wrong(self, record: ShardRecord, row: int, after: int) -> str:
         """
-        Return why a record can't be given; empty: it can.
+        Return why a worker can't be given a record; empty: it can.
 
         Args:
             record: The record.
             row: Its place in the input.
-            after: Number of the one before it in its shard; -1: it is the first.
+            after: Number of the previous record in its shard; -1: there is none.
 
         """
         wrong = record.wrong and f"{record.wrong}; correct it, or filter such rows"
@@ -135,54 +136,54 @@ class Cut:
 
 
 class RecordRun:
-    """What a shard gets of a run; columns as workers that commit have them."""
+    """A shard's part of a run, with the columns for workers that commit."""
 
     def __init__(self) -> None:
         self._messages: list[bytes] = []
         self._records: list[ShardRecord] = []
         self.wrong: list[str] = []
-        """Of each record why no worker may be given it; empty: it may."""
+        """For each record, why no worker may be given it; empty if one may."""
 
     def __len__(self) -> int:
         return len(self._messages)
 
     def add(self, message: bytes, record: ShardRecord, wrong: str = "") -> None:
-        """Add a message, with what it is and what is wrong with it."""
+        """Add a message, with its record and what is wrong with it."""
         self._messages.append(message)
         self._records.append(record)
         self.wrong.append(wrong)
 
     def up_to(self, number: int) -> int:
-        """Return how many records have at most that number; numbers rise."""
+        """Return how many records have at most this number; numbers must rise."""
         return bisect_right(self._records, number, key=_NUMBER)
 
     def run(self) -> AnnotatedRun:
-        """Return it."""
+        """Return the run, with its columns."""
         records = self._records
         columns: dict[str, Sequence[object]] = {
             "sequence": [record.number for record in records],
             "partition": [record.key for record in records],
         }
-        # Without a column of them a worker has 0, which all clients bear.
+        # Without the column a worker gets 0, which all clients accept.
         if records and records[0].arrival is not None:
             columns["arrival"] = [record.arrival or 0 for record in records]
         return AnnotatedRun(self._messages, **columns)
 
 
 def wrong_key(key: str) -> str:
-    """Return why a text is no partition key; empty: it is one."""
+    """Return why a text is not a partition key; empty: it is one."""
     if 0 < len(key) <= LONGEST_KEY:
         return ""
     return f"its partition key is {len(key)} characters, expected 1 to {LONGEST_KEY}"
 
 
 def number_of(position: object) -> int:
-    """Return the number of the last record that a position covers; -1: of none."""
+    """Return the number of the last record that a position covers; -1: none."""
     match position:
         case [str(sequence), *_] if sequence.isdecimal():
             return int(sequence)
         case _:
-            return -1  # from the beginning; its dialect leaves out what is committed
+            return -1  # read from the beginning; the dialect skips what is committed
 
 
 def _tokens(pointer: str | None) -> Sequence[str] | None:
@@ -197,7 +198,7 @@ def _parsed(message: bytes) -> object:
 
 
 def _at(value: Any, tokens: Sequence[str]) -> Any:  # noqa: ANN401 - JSON
-    """Return what is there; None: nothing."""
+    """Return the value at a JSON pointer; None: there is none."""
     try:
         for token in tokens:
             value = value[int(token) if isinstance(value, list) else token]
@@ -214,7 +215,7 @@ def _key_of(value: object) -> str:
 
 
 def _number_at(value: object) -> int:
-    """Return a sequence number; -1: it is none."""
+    """Return a value as a sequence number; -1: it is not one."""
     if isinstance(value, bool) or not isinstance(value, int | str):
         return -1
     text = str(value) if isinstance(value, str) or abs(value) < _MOST else ""
@@ -223,14 +224,14 @@ def _number_at(value: object) -> int:
 
 
 def _milliseconds(value: object) -> int | None:
-    """Return a time, in milliseconds since 1970; None: it is none."""
+    """Return a value as a time in milliseconds since 1970; None: it is not one."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value if 0 <= value < _MOST else None
     try:
         time = datetime.fromisoformat(value if isinstance(value, str) else "")
     except ValueError:
         return None
-    # Spark writes the zone of its session; without one it is that of the session.
+    # Spark writes the zone of its session. A time without a zone is taken as UTC.
     return round((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)
 
 

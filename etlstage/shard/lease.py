@@ -1,9 +1,9 @@
 """
-What is kept of a shard, what can happen to it, and what is to be done then.
+The lease of a shard, the events that a keeper handles, and its instructions.
 
-A lease is a row of a table that all runners see. It is changed in one way: a row takes
-the place of another if that is still there, with the owner and the counter that it had.
-Each change raises the counter, so of two that were made of one row only one succeeds.
+A lease is a row of a table that all runners see. It changes only by compare-and-swap: a
+row is replaced if it still has the owner and the counter that were read. Each change
+raises the counter, so of two changes of the same row only one succeeds.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ __all__ = (
 
 
 class Lease(NamedTuple):
-    """A shard, how far it was processed, and who may move that."""
+    """A shard, its committed position, and the runner that may move it."""
 
     shard: str
     parents: tuple[str, ...] = ()
-    """Shards that have to end before this one begins; those that are gone left out."""
+    """Shards that have to end before this one begins, except those that are gone."""
     position: str | None = None
-    """What is committed, as the text of JSON; None: nothing."""
+    """The committed position, as JSON text; None: nothing is committed."""
     ended: bool = False
-    """All of it is committed, and there will be no more."""
+    """The whole shard is committed, and there will be no more records."""
     owner: str | None = None
-    """Runner that may commit, as ``name/start``; a name may start several times."""
+    """The runner that may commit, as ``name/start``; a name may start several times."""
     counter: int = 0
-    """Changes; it rises while the owner lives."""
+    """Number of changes; it keeps rising while the owner is alive."""
     switches: int = 0
-    """How often it has had another owner than before."""
+    """How often the lease has changed its owner."""
     claimant: str | None = None
-    """Runner to which the owner is asked to hand it over; empty: to any."""
+    """The runner to which the owner is asked to hand over; empty: to any runner."""
 
 
-# --- what happens -----------------------------------------------------------------
+# --- events -----------------------------------------------------------------------
 
 
 class TableRead(NamedTuple):
@@ -64,53 +64,53 @@ class TableRead(NamedTuple):
 
 
 class ReadFailed(NamedTuple):
-    """It could not be read."""
+    """The table could not be read."""
 
     why: str = ""
 
 
 class Written(NamedTuple):
-    """A row has taken the place of the one before, in answer to :class:`Write`."""
+    """The row was replaced, in answer to :class:`Write`."""
 
     number: int
 
 
 class WriteRefused(NamedTuple):
-    """The row before was no longer there."""
+    """The row was not replaced, as it had changed."""
 
     number: int
 
 
 class WriteFailed(NamedTuple):
-    """It may have been written, or be written yet."""
+    """The outcome is unknown: the row may have been replaced, or may be later."""
 
     number: int
 
 
 class CheckpointAsked(NamedTuple):
-    """The worker of a shard asks to have a position committed; one at a time."""
+    """A shard's worker asks to commit a position; one request at a time."""
 
     shard: str
     position: str
-    """As the text of JSON."""
+    """The position, as JSON text."""
     ended: bool = False
-    """It is the end of the shard."""
+    """The position is the end of the shard."""
 
 
 class WorkerEnded(NamedTuple):
-    """The worker of a shard is gone, asked or not."""
+    """The worker of a shard has exited, whether it was asked to or not."""
 
     shard: str
     failed: bool = False
-    """Another one would fail here, too."""
+    """Another worker of this runner would fail, too."""
 
 
 class LeaveAsked(NamedTuple):
-    """The runner is to hand over all that it has."""
+    """The runner is to hand over all its leases."""
 
 
 class TimerRang(NamedTuple):
-    """It is as late as the keeper asked for."""
+    """The time that the keeper asked for has come."""
 
 
 Event: TypeAlias = (
@@ -126,7 +126,7 @@ Event: TypeAlias = (
 )
 
 
-# --- what is to be done -----------------------------------------------------------
+# --- instructions -----------------------------------------------------------------
 
 
 class Read(NamedTuple):
@@ -135,9 +135,9 @@ class Read(NamedTuple):
 
 class Write(NamedTuple):
     """
-    Put a row in the place of another; answer with Written, WriteRefused, WriteFailed.
+    Replace a row; answer with Written, WriteRefused or WriteFailed.
 
-    Only if there is a row with the shard, owner and counter of ``before``.
+    Replace it only if the row still has the shard, owner and counter of ``before``.
     """
 
     number: int
@@ -146,17 +146,17 @@ class Write(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Start a worker behind what is committed; answer with WorkerEnded some time."""
+    """Start a worker after the committed position; report its WorkerEnded later."""
 
     lease: Lease
 
 
 class Stop(NamedTuple):
-    """End the worker; answer with WorkerEnded. A second one is more urgent."""
+    """End the worker; answer with WorkerEnded. It may be repeated, with ``lost``."""
 
     shard: str
     lost: bool
-    """At once: the shard is another's. Else it may commit once more."""
+    """The shard is lost: end the worker at once. Else it may commit once more."""
 
 
 class Answer(NamedTuple):
@@ -164,17 +164,17 @@ class Answer(NamedTuple):
 
     shard: str
     stored: bool
-    """False: the shard is another's."""
+    """Whether the checkpoint was stored; else the lease is no longer ours."""
 
 
 class FailRunner(NamedTuple):
-    """End the runner, with that error."""
+    """End the runner, with this error."""
 
     text: str
 
 
 class Left(NamedTuple):
-    """The runner has handed over all that it had."""
+    """The runner has handed over all its leases."""
 
 
 Instruction: TypeAlias = Read | Write | Start | Stop | Answer | FailRunner | Left

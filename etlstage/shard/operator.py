@@ -1,8 +1,8 @@
 """
-What is done to leases from outside, whatever their owners do to them meanwhile.
+Changes of leases by an operator, at the same time as changes by their owners.
 
-Each change is made of the lease as it is at that moment: a checkpoint that was moved
-since an operator looked stays, and so does the end of a shard.
+Each change is applied to the lease as it is at that moment. So a checkpoint that was
+moved since the operator looked is kept, and so is the end of a shard.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ __all__ = ("find_lease", "release", "reset", "take")
 
 def find_lease(leases: LeaseTable, shard: str) -> Lease:
     """
-    Return the lease of a shard, by its name or the end of it.
+    Return the lease of a shard, given its name or the end of its name.
 
     Raises:
-        ConfigError: If there is none, or there are several.
+        ConfigError: If there is no such shard, or there are several.
         TableGone: If the table can't be read.
 
     """
@@ -38,13 +38,14 @@ def find_lease(leases: LeaseTable, shard: str) -> Lease:
 
 def release(leases: LeaseTable, shard: str) -> Lease:
     """
-    Ask the owner of a shard to hand it over; return the lease that it has.
+    Ask the owner of a shard to hand it over; return its lease as it was before.
 
-    One that is asked already is not asked again: its lease would seem to be renewed.
+    An owner that has been asked already is not asked again, as another change of the
+    lease would look like a renewal.
 
     Raises:
-        ConfigError: If it has no owner, or another one meanwhile, or has ended.
-        TableGone: If it may or may not have been asked.
+        ConfigError: If the shard has no owner, has just got another one, or has ended.
+        TableGone: If the owner may or may not have been asked.
 
     """
 
@@ -56,11 +57,11 @@ def release(leases: LeaseTable, shard: str) -> Lease:
 
 def take(leases: LeaseTable, shard: str) -> Lease:
     """
-    Take a shard from its owner, who can't commit it any more; return the lease it had.
+    Take a shard from its owner, which can't commit any more; return the old lease.
 
     Raises:
-        ConfigError: If it has no owner, or another one meanwhile, or has ended.
-        TableGone: If it may or may not have been taken.
+        ConfigError: If the shard has no owner, has just got another one, or has ended.
+        TableGone: If the shard may or may not have been taken.
 
     """
     free = News(lag=0)
@@ -71,11 +72,11 @@ def take(leases: LeaseTable, shard: str) -> Lease:
 
 def reset(leases: LeaseTable, shard: str) -> Lease:
     """
-    Forget what is committed of a shard, owned or not; return the lease that it had.
+    Forget the committed position of a shard, owned or not; return the old lease.
 
     Raises:
         ConfigError: If there is no such shard.
-        TableGone: If it may or may not be forgotten.
+        TableGone: If the position may or may not be forgotten.
 
     """
     return _change(
@@ -86,7 +87,7 @@ def reset(leases: LeaseTable, shard: str) -> Lease:
 def _of_owner(
     leases: LeaseTable, shard: str, change: Callable[[Lease], Lease], news: News
 ) -> Lease:
-    """Change the lease of the owner that it has now."""
+    """Change the lease of a shard, provided that its current owner keeps it."""
     owner = find_lease(leases, shard).owner
 
     def changed(lease: Lease) -> Lease:
@@ -105,7 +106,7 @@ def _of_owner(
 def _change(
     leases: LeaseTable, shard: str, change: Callable[[Lease], Lease], news: News
 ) -> Lease:
-    """Put in the place of a lease what is made of it, if that is something else."""
+    """Apply a change to the lease as it is, until that succeeds; return the old one."""
     while True:
         lease = find_lease(leases, shard)
         after = change(lease)

@@ -1,13 +1,14 @@
 """
-The worker of a shard, until its end is committed or it is another's; sinks that have several.
+The worker of a shard, and the base of sinks that have a worker for each shard.
 
-A supervisor starts a worker again that is lost, but none that was asked to end. A shard
-can't end without one: for what its worker had not committed when it ended another is
-started here, as often as ``restart`` allows.
+A supervisor restarts a worker that was lost, but not one that was asked to end. As the
+end of a shard has to be committed by a worker, another one is started here for what the
+previous worker had not committed when it ended, as often as ``restart`` allows.
 
-Of a message that killed each worker which had it, the next worker knows nothing: it
-commits what is behind it. So what was given up is settled before a checkpoint is stored,
-and none is stored where that fails, or ends the run.
+A message that killed every worker that had it is given up. The next worker knows
+nothing of it, and commits the messages after it. So messages that were given up are
+settled before a checkpoint is stored. If that fails, or ends the run, the checkpoint is
+not stored.
 """
 
 from __future__ import annotations
@@ -58,20 +59,21 @@ class ShardWorker:
     Has a worker process the records of a shard, in their order.
 
     Args:
-        stage: Of the worker.
-        share: The shard, and what is committed of it.
-        store: Stores what is committed.
-        on_given_up: Called with what is tried no more, before a checkpoint behind it.
-        settings: Of its supervisors.
+        stage: The stage of the worker.
+        share: The shard, and its committed position.
+        store: Stores a commit.
+        on_given_up: Called with the outcome of messages that are not retried any more,
+            before a checkpoint after them is stored.
+        settings: Passed to the supervisors.
 
     Attributes:
-        runs: Where records are given; closed by :meth:`finish` and :meth:`stop`. One
-            run waits there for the supervisor.
-        taken: Set when that has been taken.
+        runs: Where to send records; closed by :meth:`finish` and :meth:`stop`. It
+            buffers one run for the supervisor.
+        taken: Set when the buffered run has been taken.
         ended: Whether the end of the shard is committed.
-        stopping: Whether it was stopped.
-        yielded: Messages of which the answers were yielded, of this supervisor.
-        faults: Failures and restarts of the workers of each supervisor that is over.
+        stopping: Whether :meth:`stop` was called.
+        yielded: Number of messages whose outcomes the current supervisor has yielded.
+        faults: Failures and restarts of the workers, of each supervisor that has ended.
 
     """
 
@@ -100,7 +102,7 @@ class ShardWorker:
         self._running = False
 
     async def __aenter__(self) -> Self:
-        """Start the worker, unless it was stopped meanwhile."""
+        """Start the worker, unless :meth:`stop` was called meanwhile."""
         if not self.stopping:
             await self._start()
         return self
@@ -111,7 +113,7 @@ class ShardWorker:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Stop it."""
+        """Stop the worker."""
         self.runs.close()
         self._given.close()
         if self._running:
@@ -141,16 +143,16 @@ class ShardWorker:
 
     @property
     def waits(self) -> bool:
-        """Whether nothing waits for it that it was given."""
+        """Whether the supervisor has taken all runs that were sent."""
         return not self.runs.statistics().current_buffer_used
 
     def finish(self, why: FarewellReason) -> None:
-        """Have it end when all is answered: there are no more records."""
+        """Let the worker end once all records are answered, as no more will come."""
         self._why = why
         self.runs.close()
 
     async def stop(self, why: FarewellReason) -> None:
-        """Have it end now; what it does not commit then is not loaded."""
+        """End the worker now; what it does not commit until it exits is not loaded."""
         self.stopping = True
         self.runs.close()
         if self._running:
@@ -158,10 +160,10 @@ class ShardWorker:
 
     async def answers(self) -> AsyncGenerator[Outcome, None]:
         """
-        Yield what becomes of the records, in their order, up to the end.
+        Yield the outcomes of the records, in their order, up to the end.
 
         Raises:
-            NotCommitted: If the end of the shard is not committed, by no worker.
+            NotCommitted: If no worker has committed the end of the shard.
 
         """
         tries, source = 0, self._finished_with(self._given)
@@ -203,13 +205,13 @@ class ShardWorker:
 
     @property
     def _most(self) -> int:
-        """How often another worker is tried."""
+        """How many more workers may be started for the end of the shard."""
         policy = self._stage.restart
         return 0 if policy.policy == "temporary" else policy.max
 
     @property
     def _ends(self) -> bool:
-        """Whether the shard ends; else the next run gives what is not committed."""
+        """Whether the shard ends; else the next run resends uncommitted records."""
         return self._why is FarewellReason.ENDED and not self.stopping
 
     def _note_failure(self, outcome: Outcome) -> None:
@@ -218,7 +220,7 @@ class ShardWorker:
             self._on_given_up(outcome)
 
     def _is_of_end(self, error: EtlstageError | None) -> bool:
-        """Return whether it reports only that the worker has ended."""
+        """Return whether an error reports only that the worker has ended."""
         return error is not None and self._ends and _only_ended(error)
 
     def _not_ended(self, left: Sequence[Run]) -> NotCommitted:
@@ -235,7 +237,7 @@ class ShardWorker:
     async def _finished_with(
         self, runs: AsyncIterable[Run] | Sequence[Run]
     ) -> AsyncGenerator[Run, None]:
-        """Yield runs, then finish the worker's input, if there are no more."""
+        """Yield runs, then finish the worker's input, if no more will come."""
         if isinstance(runs, Sequence):
             for run in runs:
                 yield run
@@ -248,7 +250,7 @@ class ShardWorker:
             self._supervisor.finish(why=self._why)
 
     async def _be_ready(self) -> None:
-        """Wait until the worker is ready: its start has a limit of its own."""
+        """Wait until the worker is ready, as its start has a time limit of its own."""
         supervisor = self._supervisor
         with supervisor.events() as events:
             while not supervisor.workers_ready and supervisor.health.state != "failed":
@@ -260,12 +262,12 @@ class ShardSink(Sink):
     Loads with a worker for each shard: a message is loaded once it is committed.
 
     Args:
-        stage: The stage; its dialect is of workers that commit.
-        why: The reason that the workers get at the end of the input.
+        stage: The stage; its dialect must be one of workers that commit.
+        why: The reason given to the workers at the end of the input.
         dead_letters: Where messages go that the workers can't load; None: the first
-            one ends its shard.
-        meter: Where to count what happens, see :mod:`etlstage.telemetry`.
-        launch: What starts the workers.
+            such message ends its shard.
+        meter: Where metrics are recorded; see :mod:`etlstage.telemetry`.
+        launch: Starts the workers.
 
     """
 
@@ -297,23 +299,23 @@ class ShardSink(Sink):
         store: StoreCommit,
         on_given_up: Callable[[Outcome], None],
     ) -> ShardWorker:
-        """Return the worker of a shard, to be entered."""
+        """Return the worker of a shard, which the caller has to enter."""
         share = Assignment(shard, position)
         return ShardWorker(
             self._stage, share, store, on_given_up, **self._of_supervisor
         )
 
     async def _sync_letters(self) -> None:
-        """Make durable what a checkpoint is about to count on."""
+        """Make dead letters durable before a checkpoint relies on them."""
         if self._letters is not None:
             await self._letters.sync()
 
     def output(self) -> Output:
-        """Return that workers have them."""
+        """Return the stage's workers as the output."""
         return Output("workers", self.name)
 
     def _loaded(self, where: str) -> str:
-        """Return how many messages have been loaded somewhere, for a human."""
+        """Describe how many messages have been loaded, for a human."""
         complete = "complete" if self._finished else "incomplete"
         loaded = counted(self.account.done, "message")
         return f"{loaded} loaded {where}; output {complete}"
@@ -324,9 +326,9 @@ class LeasedShard:
     A shard that is ours, from the start of its worker to its end.
 
     Args:
-        name: Of the shard.
-        position: What is committed of it.
-        renumbered: Whether numbers of records are others than those of rows.
+        name: Name of the shard.
+        position: Its committed position.
+        renumbered: Whether records have numbers other than those of the input's rows.
 
     """
 
@@ -338,38 +340,38 @@ class LeasedShard:
         self.name = name
         self.position = position
         self.reading: anyio.CancelScope = anyio.CancelScope()
-        """Of its reader, in a stream."""
+        """Cancels the reader of the shard, if the input is a stream."""
         self.begin: int = number_of(position)
-        """Number of the record behind which it was begun."""
+        """Number of the record after which processing began."""
         self.row: int = -1 if renumbered else self.begin
-        """The last row of the input that was looked at for it."""
+        """Last row of the input that was considered for the shard."""
         self.last: int = self.row
-        """Number of the record that was there, or of one before that."""
+        """Number of the last valid record up to that row."""
         self.coming = 0
-        """Records that were read and are not written yet."""
+        """Number of records that were read and are not written yet."""
         self.held = 0
-        """Records that were written and have no outcome."""
+        """Number of records that were written and have no outcome yet."""
         self.exhausted: FarewellReason | None = None
-        """The reason that its worker gets, since all was read for it."""
+        """The reason to give to the worker, once all input of the shard was read."""
         self.started = False
-        """Its worker has been."""
+        """Whether the worker was started."""
         self.gone = False
         self.failure: EtlstageError | None = None
         self.given_up: deque[Outcome] = deque()
-        """What its worker is given no more, and that is not settled."""
+        """Outcomes of messages that were given up and are not settled yet."""
         self.settled: list[EtlstageError] = []
-        """Of what was settled for a checkpoint, and is still to be yielded."""
+        """Errors that were settled for a checkpoint, and are still to be yielded."""
         self._asked: _Asked | None = None
 
     @property
     def wants(self) -> bool:
-        """Whether it needs input."""
+        """Whether the shard needs input."""
         over = self.exhausted is not None or self.worker.stopping or self.gone
         return self.started and not over
 
     async def ask(self, report: Callable[[], None]) -> bool:
-        """Report that a checkpoint is asked for; return whether it was stored."""
-        # One that was given up may be stored yet: until then there is no other.
+        """Report a request for a checkpoint; return whether it was stored."""
+        # An earlier request that was cancelled may still be stored: wait until then.
         while self._asked is not None:
             await self._asked.answered.wait()
         asked = self._asked = _Asked()
@@ -378,7 +380,7 @@ class LeasedShard:
         return asked.stored
 
     def answer(self, *, stored: bool) -> None:
-        """Answer what was asked for."""
+        """Answer the pending request, if any."""
         if self._asked is not None:
             asked, self._asked = self._asked, None
             asked.stored = stored
@@ -386,7 +388,7 @@ class LeasedShard:
 
 
 class _Asked:
-    """A checkpoint that was asked for."""
+    """A pending request for a checkpoint."""
 
     def __init__(self) -> None:
         self.stored = False
@@ -394,6 +396,6 @@ class _Asked:
 
 
 def _only_ended(error: EtlstageError) -> bool:
-    """Return whether a worker that has ended is all that is wrong with its messages."""
+    """Return whether messages failed only because their worker had ended."""
     lost = isinstance(error, WorkerLost | RemoteProtocolError)
     return isinstance(error, NotCommitted) or (lost and not error.attempts)

@@ -2,13 +2,13 @@
 Spark at both ends of a pipeline.
 
 :class:`Session` starts Spark, :class:`DataFrameSource` reads messages out of a
-DataFrame and :class:`DataFrameSink` loads them into one; :func:`transform` runs a
-stage inside the executors, where :func:`ship` brings its program; :func:`register`
-makes workers a data source.  Only Spark's DataFrame API is used, so that all of it
-also runs over Spark Connect.
+DataFrame and :class:`DataFrameSink` loads them into one; :func:`transform` runs a stage
+inside the executors, where :func:`ship` sends its program; :func:`register` makes
+workers a data source. Only Spark's DataFrame API is used, so that all of it also runs
+over Spark Connect.
 
-This package alone imports PySpark; the layers above import it when a pipeline asks
-for Spark.
+Only this package imports PySpark; the layers above import the package when a pipeline
+asks for Spark.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from importlib.util import find_spec
 
 from etlstage.errors import SparkUnavailable
 
-# mapInArrow, which is Arrow all through, still asks for pandas to be there.
+# mapInArrow uses nothing but Arrow, and still requires pandas.
 for _package in ("pyspark", "pyarrow", "pandas"):
     if find_spec(_package) is None:
         raise SparkUnavailable(

@@ -3,7 +3,7 @@ What Spark's exceptions mean, in one line.
 
 Spark answers with a condition in brackets, a message, an SQLSTATE, a plan and two
 stack traces, in an order that depends on where it failed and on whether Connect is
-between.  Here the line that a user can act on is cut out of it.
+in between. This module extracts the line that a user can act on.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from py4j.protocol import (  # type: ignore[import-untyped]
 __all__ = ("GONE", "PACKAGES", "explain", "text_of")
 
 GONE: Final[tuple[type[Exception], ...]] = (ConnectionError, Py4JNetworkError)
-"""What calls raise when the JVM has ended."""
+"""Errors that calls raise when the JVM has ended."""
 
 PACKAGES: Final = (
     "etlstage",
@@ -29,8 +29,8 @@ PACKAGES: Final = (
     "sniffio",
     "typing_extensions",
 )
-"""What a task imports beside what Spark's Arrow functions need; the third and the
-last only in some versions of the second. All are pure Python."""
+"""Packages that a task imports besides those that Spark's Arrow functions need; the
+last two only with some versions of anyio and Python. All are pure Python."""
 
 _CONDITION: Final = re.compile(r"\[([A-Z][A-Z0-9_]+(?:\.[A-Z0-9_]+)*)\] ?([^\n]+)")
 _LOST_TASK: Final = re.compile(r"Lost task [^\n]*?\): ([^\n]+)")
@@ -47,7 +47,7 @@ _PYTHONS: Final = re.compile(
     r"PYTHON_VERSION_MISMATCH\] .*version: ([\d.]+) than that in driver: ([\d.]+\d)"
 )
 _QUERY: Final = re.compile(
-    # What ended a stream stands between these: which one it was, and its plan.
+    # The error of a stream is between the name of its query and its plan.
     r"\[STREAM_FAILED\] Query [^\n]*?terminated with exception: "
     r"|\n=== Streaming Query ===\n.*?(?=\n\s*JVM stacktrace|\Z)",
     re.DOTALL,
@@ -82,7 +82,7 @@ _MEANT: Final = (
         ),
     ),
     (
-        # What Spark loads it with is among what called it.
+        # The class by which Spark loads it is in the stack trace.
         re.compile(r"ClassNotFoundException: (\S+)\n(?s:.*)\bDriverRegistry\b"),
         "there is no driver {0}: " + _HAVE_JAR,
     ),
@@ -98,7 +98,7 @@ _OF_DATABASE: Final = re.compile(
     r"(?:^|[\s(:])(?:[a-z]\w*\.)+\w*SQL\w*Exception: ([^\n]+)"
 )
 _CUT_OFF: Final = re.compile(
-    # All that Py4J reports of a call in the middle of which the JVM has ended.
+    # Py4J reports nothing else of a call during which the JVM has ended.
     r"(?:\[CANNOT_PARSE_DATATYPE\] [^\n]*)?An error occurred while calling \S+"
     r"|\S+ does not exist in the JVM"
 )
@@ -121,7 +121,7 @@ def explain(error: BaseException, log_path: Path | None = None) -> str:
     )
     if line is None:
         line = _unknown(error, text)
-        # An error that another user of the session has wrapped names it already.
+        # An error wrapped by another user of the session names the log already.
         if log_path is not None and str(log_path) not in line:
             line = f"{line}; Spark's log is {log_path}"
     return line
@@ -144,7 +144,7 @@ def _raised_by_python(text: str) -> str | None:
     _, found, rest = text.partition(_TRACEBACK)
     if not found:
         return None
-    # Behind it come stack traces of Java, and what a streaming query was.
+    # It is followed by stack traces of Java, and the plan of a streaming query.
     python = re.split(r"\n\s*at |\n\s*JVM stacktrace|\n=== ", rest, maxsplit=1)[0]
     raised = _RAISED.findall(python)
     return _remedied(raised[-1]) if raised else None
@@ -164,7 +164,7 @@ def _remedied(line: str) -> str:
             f"Spark's executors run Python {theirs}, this is Python {ours}: set"
             f" spark.pyspark.python to a Python {ours} of theirs"
         )
-    # Ours are clear without their class.
+    # Our own errors are clear without their class.
     return _OURS.sub("", line)
 
 
@@ -208,7 +208,7 @@ def _root(text: str) -> str | None:
 
 
 def _tidy(line: str) -> str:
-    """Return ``line`` as our messages are: no class, no SQLSTATE, no final dot."""
+    """Return ``line`` in our style: no class, no SQLSTATE, no final dot."""
     line = _CLASS.sub("", line)
     line = line.partition(" SQLSTATE:")[0].strip().rstrip(".;")
     return _CAPITAL.sub(lambda match: match[0].lower(), line)

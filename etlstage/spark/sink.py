@@ -1,5 +1,5 @@
 """
-Where the messages of a DataFrame end, whichever engine has them.
+The interface of sinks that load the messages of a DataFrame, on any engine.
 
 Engine spark has one DataFrame for its run, engine streaming one for each batch. A
 destination that engine local can load into, too, is the same class there.
@@ -24,26 +24,26 @@ class SparkSink(Landing):
     """
     Loads messages that are in a DataFrame, an epoch at a time.
 
-    Before it is entered it is plain data: over Spark Connect it travels to the process
+    Before it is entered it is plain data: over Spark Connect it is sent to the process
     that runs the batches of a stream.
     """
 
     @abstractmethod
     async def load(self, messages: DataFrame, starts: Mapping[int, int]) -> None:
         """
-        Load messages, all of them, and mark the output as complete.
+        Load all messages, and mark the output as complete.
 
         Args:
-            messages: As :meth:`Staging.messages` gives them.
+            messages: As :meth:`Staging.messages` returns them.
             starts: For each partition, the place of its first message among all.
 
         Raises:
-            StageError: If they can't be loaded, or too many can't be.
+            StageError: If the messages, or too many of them, can't be loaded.
 
         """
 
     def objection(self) -> str | None:
-        """Return what stands against a stream that begins, as far as it is known."""
+        """Return why a new stream can't be loaded, as far as that is known."""
         return None
 
     def of_batch(

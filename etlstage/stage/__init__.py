@@ -1,4 +1,4 @@
-"""What a stage is: its program, its dialect, and how both are treated."""
+"""The definition of a stage: its program, its dialect, and the policies for both."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """
 How a stage treats its workers and their messages: batches, time, errors, resources.
 
-Each setting is written here and nowhere else; ``etlstage.settings`` reads it. When
-exactly a worker is started again is in ``supervisor/lifecycle/worker.py``.
+Each setting is defined here and nowhere else; ``etlstage.settings`` reads it. When
+exactly a worker is restarted is decided in ``supervisor/lifecycle/worker.py``.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ Processes = Annotated[int, PROCESSES]
 
 
 class Order(Enum):
-    """In which order the replies of several workers are passed on."""
+    """The order in which the replies of several workers are passed on."""
 
     TOTAL = "total"
-    """As the messages came in."""
+    """In the order in which the messages came in."""
     KEY = "key"
-    """Messages with one key as they came in: one worker gets all of them."""
+    """In that order for messages with the same key, all of which one worker gets."""
     NONE = "none"
     """As the workers answer."""
 
@@ -70,13 +70,13 @@ class PoolPolicy(Definition):
 
     label: ClassVar[tuple[str, ...]] = ("workers",)
     min: CountOrZero = 1
-    """Processes, at least."""
+    """Minimum number of processes."""
     max: Processes = 1
-    """Processes, at most."""
+    """Maximum number of processes."""
     grow_at: Positive = 2.0
-    """Messages that wait for each worker until there is one more."""
+    """Number of waiting messages per worker at which one more is started."""
     idle: Duration = 60.0
-    """How long a worker may have nothing to do, in seconds."""
+    """How long a worker may be idle before it is stopped, in seconds."""
 
     @classmethod
     def unfold(cls, value: Any) -> Any:
@@ -93,7 +93,7 @@ class PoolPolicy(Definition):
 
     @classmethod
     def rules(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
-        """Yield what contradicts itself."""
+        """Yield contradictions between settings."""
         least, most = given.get("min", 1), given.get("max", 1)
         if isinstance(least, int) and isinstance(most, int) and least > most:
             text = f"must be no more than workers.max ({most}), got {least}"
@@ -119,11 +119,11 @@ class BatchPolicy(Definition):
 
     label: ClassVar[tuple[str, ...]] = ("batch",)
     size: Count = 100
-    """Messages in a batch, at most."""
+    """Maximum number of messages in a batch."""
     bytes: Size = MiB
-    """Bytes in a batch, at most; a longer message is a batch of its own."""
+    """Maximum number of bytes in a batch; a longer message is a batch of its own."""
     seconds: Duration = 1.0
-    """How long the first message of a batch waits for others, in seconds."""
+    """How long the first message of a batch waits for more, in seconds."""
 
     def __str__(self) -> str:
         most, seconds = counted(self.size, "message"), self.shown("seconds")
@@ -136,23 +136,24 @@ class Timeouts(Definition):
 
     label: ClassVar[tuple[str, ...]] = ("timeout",)
     start: Duration | None = 30.0
-    """From its start until it reports that it is ready, if it does so at all."""
+    """Time from its start for a worker to report that it is ready, if it does."""
     message: Duration | None = 300.0
-    """For the answer to a message or a batch, once its turn has come."""
+    """Time for the answer to a message or batch, once its turn has come."""
     total: Annotated[Duration | None, Place.FED | Place.WRITE] = None
-    """For the same, whatever progress the worker reports meanwhile; each report begins
-    ``message`` anew."""
+    """Time for the same, whatever progress the worker reports meanwhile; each such
+    report restarts ``message``."""
     heartbeat: Annotated[Duration | None, Place.WORKER | Place.WRITE] = None
-    """Between two heartbeats of a worker that has nothing to do."""
+    """Time between two heartbeats of an idle worker; in dialect cocaine, of any
+    worker."""
     commit: Annotated[Duration, Place.WORKER | Place.WRITE] = 30.0
-    """For us to store a position that a worker commits; then it is sent a failure.
-    A worker's own time does not pass meanwhile."""
+    """Time for etlstage to store a position that a worker commits, before the worker is
+    sent a failure. Meanwhile the worker's own time stands still."""
     farewell: Annotated[Duration | None, Place.WORKER | Place.WRITE] = None
-    """For a worker that is asked to end, in a dialect that does so, before its stdin is
-    closed; by default ``stop``."""
+    """Time for a worker to end on request, before its stdin is closed, in a dialect
+    that has such a request; by default ``stop``."""
     stop: Duration = 5.0
-    """For each step of stopping: closed stdin, SIGTERM, SIGKILL; and, where a worker
-    ends by itself, for what it has started to end, too."""
+    """Time for each step of stopping: closed stdin, SIGTERM, SIGKILL; also for the
+    processes that an ended worker leaves behind."""
 
     def __str__(self) -> str:
         start, message, stop = map(self.shown, ("start", "message", "stop"))
@@ -169,14 +170,14 @@ class ErrorBudget(Definition):
 
     label: ClassVar[tuple[str, ...]] = ("on_error", "budget")
     count: CountOrZero | None = None
-    """Messages, at most."""
+    """Maximum number of messages."""
     share: Share | None = None
-    """Of the messages taken in so far, at most; from 0 to 1. Until a hundred came in
-    it is a share of a hundred, so that the first failure does not decide."""
+    """Maximum share of the messages received so far, from 0 to 1. Fewer than a hundred
+    count as a hundred, so that the first failure is not decisive."""
 
     @classmethod
     def unfold(cls, value: Any) -> Any:
-        """Return a number of messages, or a share, as the mapping that it stands for."""
+        """Return a number of messages, or a share, as the mapping that it means."""
         if isinstance(value, bool) or not isinstance(value, str | int | float):
             return value
         if str(value).isdecimal():
@@ -215,21 +216,22 @@ class ErrorPolicy(Definition):
 
     label: ClassVar[tuple[str, ...]] = ("on_error",)
     retries: Annotated[CountOrZero, Place.FED | Place.WRITE] = 2
-    """How often a message is given to a fresh worker after the first was lost; more
-    often where it could have been another message's fault."""
+    """How often a message is retried by a fresh worker after the first was lost; more
+    often where another message may have been the cause."""
     retries_refused: Annotated[CountOrZero, Place.FED | Place.WRITE] = 0
-    """How often a message that a worker refused is tried again."""
+    """How often a message is retried after a worker refused it."""
     then: Annotated[
         Literal["dead_letter", "fail"],
         Noun("end of a message"),
         Place.FED | Place.SINK,
     ] = "dead_letter"
-    """Whether the message is then dead-lettered and the run goes on, or fails."""
+    """What happens after the retries: the message is dead-lettered and the run
+    continues (dead_letter), or the run fails (fail)."""
     budget: Annotated[ErrorBudget, Place.FED | Place.SINK] = ErrorBudget(share=0.01)
-    """How many messages may be dead-lettered."""
+    """How many messages may be dead-lettered before the run fails."""
 
     def text(self, *, retries: bool = True) -> str:
-        """Return what becomes of a message, in a line."""
+        """Return a line that describes what happens to a message."""
         tried = "1 retry" if self.retries == 1 else f"{self.retries} retries"
         before = f"{tried}, then " if retries else ""
         if self.then == "fail":
@@ -238,8 +240,8 @@ class ErrorPolicy(Definition):
 
     @classmethod
     def rules(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
-        """Yield what contradicts itself."""
-        # Without a bound it has no effect.
+        """Yield contradictions between settings."""
+        # A budget without bounds has no effect.
         bounded = given.get("budget", ErrorBudget()) != ErrorBudget()
         if given.get("then") == "fail" and bounded:
             yield broken(("budget",), "needs then: dead_letter")
@@ -247,19 +249,19 @@ class ErrorPolicy(Definition):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResourceLimits(Definition):
-    """What the kernel grants a worker's process; None leaves a value as ours is."""
+    """Resource limits of a worker's process; None: those of etlstage itself."""
 
     label: ClassVar[tuple[str, ...]] = ("limits",)
     memory: Size | None = None
     """Address space, in bytes (RLIMIT_AS)."""
     cpu: Seconds | None = None
-    """Seconds on a processor, in its whole life (RLIMIT_CPU)."""
+    """Processor time of the process in its whole life, in seconds (RLIMIT_CPU)."""
     open_files: Count | None = None
-    """Descriptors (RLIMIT_NOFILE)."""
+    """Number of file descriptors (RLIMIT_NOFILE)."""
     core: SizeOrZero | None = None
-    """Core dump, in bytes (RLIMIT_CORE)."""
+    """Size of a core dump, in bytes (RLIMIT_CORE)."""
     nice: Annotated[int, Whole(-20, 19)] | None = None
-    """Added to our own niceness; 19 is the kindest."""
+    """Number added to the niceness of etlstage; 19 is the lowest priority."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -273,14 +275,14 @@ class RecyclePolicy(Definition):
 
     label: ClassVar[tuple[str, ...]] = ("recycle",)
     max_messages: Count | None = None
-    """Messages that one process answers."""
+    """Number of messages that one process answers."""
     max_age: Duration | None = None
-    """Its life, in seconds."""
+    """Lifetime of a process, in seconds."""
     max_rss: Size | None = None
-    """Its resident memory, in bytes, looked at every second."""
+    """Resident memory of a process, in bytes, checked every second."""
     variance: ShareBelowOne = 0.1
-    """Share by which each process gets less, at random, of messages and age: workers
-    that were started together are not replaced together."""
+    """Maximum share by which max_messages and max_age are lowered at random for each
+    process, so that workers started together are not replaced together."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -289,18 +291,20 @@ class RestartPolicy(Definition):
 
     label: ClassVar[tuple[str, ...]] = ("restart",)
     policy: Literal["permanent", "transient", "temporary"] = "permanent"
-    """Always; only when it failed; never."""
+    """When an ended worker is restarted: always (permanent), only if it failed
+    (transient), or never (temporary)."""
     max: CountOrZero = 5
-    """Restarts without progress in a row; after them it failed permanently."""
+    """Maximum number of restarts in a row without progress; after that the worker has
+    failed permanently."""
     within: Duration = 60.0
-    """How long these restarts are counted for, in seconds."""
+    """How long a restart without progress is counted, in seconds."""
     delay: Duration = 0.5
-    """Seconds before the second such restart, and before a message is tried for the
-    third time; it doubles each time."""
+    """Delay before the second restart without progress, and before the third try of a
+    message, in seconds; it doubles each time."""
     max_delay: Duration = 30.0
-    """Longest delay, in seconds."""
+    """Maximum delay, in seconds."""
     never_on: frozenset[Annotated[int, Whole(0, 255)]] = frozenset()
-    """Exit statuses of a worker that a restart won't help."""
+    """Exit statuses after which a worker is not restarted."""
 
     def __str__(self) -> str:
         within = self.shown("within")
@@ -308,10 +312,10 @@ class RestartPolicy(Definition):
 
     def wanted(self, *, failed: bool, status: int) -> bool:
         """
-        Return whether a worker is to be started again at all.
+        Return whether a worker should be restarted at all.
 
         Args:
-            failed: Whether it ended otherwise than with status 0 and nothing to do.
+            failed: Whether its exit was not one with status 0 and nothing to do.
             status: Its exit status, negative for a signal.
 
         """
@@ -328,21 +332,21 @@ class OffsetPolicy(Definition):
     by: Annotated[
         Literal["worker", "supervisor"], Noun("keeper of offsets"), Place.EXTRACT
     ] = "worker"
-    """The worker, or the supervisor, which then asks for ranges."""
+    """Who keeps the offsets: the worker, or the supervisor, which then requests ranges
+    of offsets."""
     start: Annotated[int | Literal["initial"], WholeOr("initial")] = 0
-    """First offset of the first run, or initial, which asks the worker; a stored one
-    comes before it."""
+    """First offset of the first run, or initial, to ask the worker for it; a stored
+    offset takes precedence."""
     step: Count = 1000
-    """How far a request reaches."""
+    """Number of offsets that one request covers."""
     end: Annotated[int | Literal["latest"], WholeOr("latest")] = "latest"
-    """Where the offsets end; latest asks the worker, and a worker that can't answer
-    needs a number."""
+    """Where the offsets end: a number, or latest, to ask the worker for it."""
     template: Argument | None = None
     """Text of a request, with ``{start}`` and ``{end}``; by default a JSON object."""
 
     @classmethod
     def rules(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
-        """Yield what contradicts itself."""
+        """Yield contradictions between settings."""
         if given.get("by", "worker") == "worker":
             for key in given:
                 if key != "by":

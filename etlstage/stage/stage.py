@@ -1,7 +1,7 @@
 """
-What a stage is: its worker's program and how to treat it.
+The definition of a stage: the program of its workers, and how to run it.
 
-Plain data, checked when it is made. The YAML loader builds these, and so do
+The classes are plain data, checked on creation. The YAML loader builds them, and so do
 programs that embed :class:`~etlstage.AsyncSupervisor`.
 """
 
@@ -48,7 +48,7 @@ __all__ = ("PYTHONS", "Stage", "WorkerProgram")
 MiB: Final = 1024 * 1024
 
 PYTHONS: Final = ("python", "python3")
-"""In front of a command that is written down: the interpreter that runs etlstage."""
+"""Programs that stand for the interpreter that runs etlstage, in a written command."""
 
 _NOWHERE: Final = Place(0)
 _PROGRAM: Final = Place.WORKER | Place.OPTION
@@ -69,24 +69,25 @@ class WorkerProgram(Definition):
 
     label: ClassVar[tuple[str, ...]] = ("worker",)
     command: Command
-    """Program and arguments; no shell. Names in braces are the dialect's, such as
-    ``{eom}`` for a marker, escaped."""
+    """Program and its arguments; no shell. Names in braces are replaced by values of
+    the dialect, such as ``{eom}`` by that marker, escaped."""
     ready: bool = False
-    """The worker reports when it is ready, on the descriptor that ``ETLSTAGE_STATUS``
-    names; it is given nothing before that."""
+    """Whether the worker reports when it is ready, in the file that ``ETLSTAGE_STATUS``
+    names; it receives nothing before that."""
     limits: ResourceLimits = field(default_factory=ResourceLimits)
-    """What the kernel grants a worker's process."""
+    """Resource limits of a worker's process, enforced by the kernel."""
     env: Variables = field(default_factory=dict)
-    """Added to the worker's environment."""
+    """Variables added to the worker's environment."""
     cwd: Folder | None = None
-    """Working directory of the worker; by default ours."""
+    """Working directory of the worker; by default that of etlstage."""
     user: Argument | None = None
-    """Who the worker runs as, by name or number; by default the user running etlstage."""
+    """User that the worker runs as, by name or number; by default the user running
+    etlstage."""
     group: Argument | None = None
-    """Its group, by name or number; by default the user's, or ours. Without a user it
-    has no supplementary groups."""
+    """Group that the worker runs as, by name or number; by default the user's, or that
+    of etlstage. A group without a user has no supplementary groups."""
     umask: Mask | None = None
-    """Its file mode mask; by default ours."""
+    """File mode mask of the worker; by default that of etlstage."""
 
     @classmethod
     def unfold(cls, value: Any) -> Any:
@@ -112,15 +113,15 @@ class Stage(Definition):
     """
 
     name: Name
-    """As reports, logs and errors call it."""
+    """Name of the stage in reports, logs and errors."""
     worker: Annotated[
         WorkerProgram | Sequence[str], Section.of(WorkerProgram), _PROGRAM
     ]
-    """The program, and how its process is to run, or its command alone."""
+    """The program and how its process runs, or its command alone."""
     kind: Annotated[StageKind, _NOWHERE] = StageKind.TRANSFORM
     """What it does with messages."""
     dialect: Annotated[Dialect, _NOWHERE] = field(default_factory=default_dialect)
-    """What the worker speaks, with its settings."""
+    """The dialect of the worker, with its settings."""
     batch: Annotated[BatchPolicy, Place.FED | Place.WRITE] = field(
         default_factory=BatchPolicy
     )
@@ -128,20 +129,20 @@ class Stage(Definition):
     workers: Annotated[int | PoolPolicy, Section.of(PoolPolicy), Place.FED] = field(
         default_factory=PoolPolicy
     )
-    """Processes that share the work; their number, or how it follows the work."""
+    """Number of processes that share the work, or how it follows the load."""
     order: Annotated[Order, Place.FED] = Order.TOTAL
-    """In which order their replies are passed on: as the messages came (total), so for
-    the messages with one key (key), or as they are ready (none)."""
+    """Order in which replies are passed on: that of the messages (total), that of the
+    messages for each key (key), or as soon as they are ready (none)."""
     key: Annotated[Pointer | None, Place.FED] = None
-    """For order: key, a JSON pointer (RFC 6901) into each message; without it the key
-    is what the source has put beside the message."""
+    """For order: key, a JSON pointer (RFC 6901) to the key in each message; by default
+    the key that the source provides with the message."""
     window: Annotated[Window, Place.FED | Place.WRITE] = None
-    """Exchanges sent ahead of their replies. Automatic: 1 for a load stage, else as
-    many as the worker answers in a moment."""
+    """Maximum number of exchanges sent ahead of their replies. Automatic: 1 for a load
+    stage, else as many as the worker answers in a moment."""
     timeout: Annotated[Timeouts, _PROGRAM] = field(default_factory=Timeouts)
-    """How long a worker may take."""
+    """How long a worker may take for each of its tasks."""
     restart: Annotated[RestartPolicy, _PROGRAM] = field(default_factory=RestartPolicy)
-    """When a worker is started again."""
+    """When a worker is restarted."""
     on_error: Annotated[ErrorPolicy, Place.FED | Place.SINK | Place.OPTION] = field(
         default_factory=ErrorPolicy
     )
@@ -149,23 +150,24 @@ class Stage(Definition):
     expect: Annotated[ReplyContract, Place.TRANSFORM] = field(
         default_factory=ReplyContract
     )
-    """What each reply must be; else it is a mismatch."""
+    """What each reply must satisfy; any other reply is a mismatch."""
     on_mismatch: Annotated[
         Literal["dead_letter", "fail", "count"],
         Noun("end of a mismatch"),
         Place.TRANSFORM,
     ] = "dead_letter"
-    """What becomes of a message whose reply is not as expected: it can't be processed,
-    see ``on_error`` (dead_letter), the run fails, or its outputs are passed on, and it
-    is only counted."""
+    """What happens if a reply does not satisfy expect: the message counts as one that
+    can't be processed, see ``on_error`` (dead_letter), the run fails (fail), or the
+    outputs are passed on and the mismatch is only counted (count)."""
     recycle: Annotated[RecyclePolicy, Place.FED | Place.WRITE] = field(
         default_factory=RecyclePolicy
     )
-    """When a worker is replaced although nothing is wrong with it."""
+    """When a healthy worker is replaced."""
     max_message: Annotated[Size, _PROGRAM] = 64 * MiB
-    """Longest message, in either direction, in bytes."""
+    """Maximum length of a message, in either direction, in bytes."""
     max_reply: Annotated[Size, _PROGRAM] = 256 * MiB
-    """Longest reply to one message or batch, all its outputs together, in bytes."""
+    """Maximum length of a reply to one message or batch, all its outputs together, in
+    bytes."""
 
     def __post_init__(self) -> None:
         Definition.__post_init__(self)
@@ -175,7 +177,7 @@ class Stage(Definition):
 
     @property
     def program(self) -> WorkerProgram:
-        """The program, however ``worker`` was written."""
+        """The program, in whatever form ``worker`` was given."""
         assert isinstance(self.worker, WorkerProgram)
         return self.worker
 
@@ -189,7 +191,7 @@ class Stage(Definition):
 
     @classmethod
     def rules(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
-        """Yield what contradicts itself."""
+        """Yield contradictions between settings."""
         if "key" in given and given.get("order") is not Order.KEY:
             yield broken(("key",), "needs order: key")
         dialect = given.get("dialect")

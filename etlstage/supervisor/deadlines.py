@@ -1,9 +1,9 @@
 """
-When an answer of a worker is due, and what it means when it does not come.
+Deadlines for a worker's answers, and what it means to miss them.
 
-An answer is due from the moment that its turn has come, or, where exchanges end in any
-order, that it was opened. Nothing here acts: the link arms and pauses the deadlines,
-and asks when they ring what has been missed.
+An answer is due from the moment its turn has come, or, if exchanges end in any order,
+from the moment its exchange was opened. Nothing here acts: the link arms and pauses the
+deadlines and, when they ring, asks what has been missed.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from etlstage.stage.policy import Timeouts
 __all__ = ("Deadline", "ResponseDeadlines")
 
 _SILENCE: Final = 30.0  # seconds without an answer until that is reported
-_TIMES: Final = 10  # as long as the deadline, until progress alone is reported
+_TIMES: Final = 10  # progress alone is reported after that many times the deadline
 
 
 class Deadline:
     """
     Calls back once a deadline has passed.
 
-    Moving the deadline away, as each reply does, costs nothing: the sleeper finds
+    Postponing the deadline, as each reply does, costs nothing: the sleeping task finds
     out when it wakes at the old one.
 
     Args:
@@ -42,7 +42,7 @@ class Deadline:
         self._nearer = anyio.Event()
 
     def set(self, at: float | None) -> None:
-        """Ring at ``at``, in seconds on anyio's clock; None: don't."""
+        """Ring at ``at``, in seconds on anyio's clock; None: don't ring."""
         self._at = math.inf if at is None else at
         if self._at < self._sleeps_until:
             self._nearer.set()
@@ -78,13 +78,13 @@ class BusyTime:
         self._total = 0.0
 
     def begin(self, now: float) -> None:
-        """Count a worker that holds messages from now on."""
+        """Count one more worker that holds messages."""
         if not self._holding:
             self._since = now
         self._holding += 1
 
     def end(self, now: float) -> None:
-        """Count one less."""
+        """Count one worker less."""
         self._holding -= 1
         if not self._holding:
             self._total += now - self._since
@@ -96,20 +96,20 @@ class BusyTime:
 
 class ResponseDeadlines(Deadline):
     """
-    Follows what one worker has to answer, and by when.
+    Tracks whether one worker has to answer, and by when.
 
     Args:
-        timeouts: Of the stage.
+        timeouts: The timeouts of the stage.
         ring: Called when there may be something to report, or a deadline has passed.
         in_order: Whether its exchanges end in the order in which they were opened:
             then progress that it reports gives it more time.
         now: The time, in seconds.
-        busy: Where to count that it holds something.
+        busy: Counts the time in which it holds messages.
 
     Attributes:
         asked_at: Since when an answer is due; None if none is.
-        turn_at: The same, whatever progress was reported meanwhile.
-        idle_since: Since when the worker has had nothing to do; None while it has.
+        turn_at: The same, but not moved by reports of progress.
+        idle_since: Since when the worker has had nothing to do; None while it is busy.
 
     """
 
@@ -130,14 +130,14 @@ class ResponseDeadlines(Deadline):
         self.idle_since: float | None = now
         self._busy = busy
         self._gone = False
-        self._armed = False  # a time is set at which to look
-        self._heard_at = 0.0  # when it was last seen to get on
-        # Since when that was not so, or only by its own word, when it was reported.
+        self._armed = False  # it is set to ring
+        self._heard_at = 0.0  # when the worker last answered or reported progress
+        # `_heard_at`, or `turn_at`, for which silence, or only progress, was reported.
         self._silent_since: float | None = None
         self._progressing_since: float | None = None
 
     def arm(self, now: float, since: float | None, *, busy: bool) -> None:
-        """Give the worker all its time for what is due, from ``since`` on, if it is."""
+        """Restart the worker's time, from ``since``; None: no answer is due."""
         self.turn_at = self._heard_at = now
         self.asked_at = since
         if busy:
@@ -148,8 +148,8 @@ class ResponseDeadlines(Deadline):
             self.idle_since = now
             if not self._gone:
                 self._busy.end(now)
-        # What is due later than before is seen when it rings too early: with each
-        # reply something is due anew.
+        # Each reply makes something else due, later than before: that is found out when
+        # it rings too early.
         if since is not None and not self._armed:
             self.look_again()
 
@@ -161,10 +161,10 @@ class ResponseDeadlines(Deadline):
 
     def progressed(self, now: float) -> float | None:
         """
-        Begin the time of an answer anew: the worker reports that it gets on.
+        Restart the time of an answer: the worker reports progress.
 
-        Returns for how long it has done only that, in seconds, when that is to be
-        reported.
+        Returns for how many seconds it has only reported progress, if that is to be
+        logged.
         """
         self._heard_at = now
         if self.asked_at is None:
@@ -180,19 +180,19 @@ class ResponseDeadlines(Deadline):
         return took
 
     def pause(self) -> None:
-        """Expect nothing, for a while in which the worker waits for us."""
+        """Expect nothing while the worker waits for us."""
         self.asked_at = None
 
     @property
     def limit(self) -> float | None:
-        """Seconds that an answer may take."""
+        """Seconds that an answer may take; None: no limit."""
         limit, total = self._timeouts.message, self._timeouts.total
         if not self._in_order and total is not None:
             limit = total if limit is None else min(limit, total)
         return limit
 
     def look_again(self) -> None:
-        """Ring when the next thing is due, if nothing moves that."""
+        """Ring when the next report or deadline is due."""
         self._armed = self.asked_at is not None
         if self._armed:
             reported = self._silent_since == self._heard_at
@@ -200,7 +200,7 @@ class ResponseDeadlines(Deadline):
             self.set(min(silent_at, self._missed_at))
 
     def missed(self, now: float) -> str | None:
-        """Return, when it has rung, within which time an answer did not come, if so."""
+        """Return the limit within which an answer did not come, if it is missed now."""
         self._armed = False
         if self._missed_at > now:
             return None
@@ -210,7 +210,7 @@ class ResponseDeadlines(Deadline):
         return f"{limit} s"
 
     def silent(self, now: float) -> bool:
-        """Return, once, whether nothing was heard of it for 30 seconds."""
+        """Return, once, whether the worker was silent for 30 seconds."""
         if self._silent_since == self._heard_at or self._heard_at + _SILENCE > now:
             return False
         self._silent_since = self._heard_at
@@ -218,7 +218,7 @@ class ResponseDeadlines(Deadline):
 
     @property
     def _total(self) -> float | None:
-        """Seconds that it may take with all progress, where that gives more time."""
+        """Seconds that an answer may take in spite of progress; None: no limit."""
         return self._timeouts.total if self._in_order else None
 
     @property

@@ -1,18 +1,19 @@
 """
-What a worker writes beside its replies: lines for people, and for us.
+What a worker writes beside its replies: lines for people, and for the supervisor.
 
-On stderr: cut into lines, with the level that each names, what is too much dropped and
-counted, and the error that it died of found at the end. A level counts in four places:
-as a key of JSON, as ``level=`` of logfmt, before a colon at the head of the line
-(``ERROR: ...``), and as syslog's prefix (``<3>``). A word in a sentence is not a level.
+On stderr: the output is cut into lines, with the level that each names. Lines beyond
+the rate limit are dropped and counted. At the end, the error that the worker died of is
+looked for. A level is recognized in four places: as a key of JSON, as ``level=`` of
+logfmt, before a colon at the head of the line (``ERROR: ...``), and as syslog's prefix
+(``<3>``). A word in a sentence is not a level.
 
-Over ``ETLSTAGE_STATUS``: whatever comes is a heartbeat. A line of JSON may hold more::
+Over ``ETLSTAGE_STATUS``: any output is a heartbeat. A line of JSON may hold more::
 
     {"metric": "rows_skipped", "add": 3}
     {"progress": 0.4}
 
-A line that is no JSON, or of which we do not know the meaning, is a heartbeat and
-nothing else. Reading the bytes and logging the lines is ``stderr.py``.
+A line that is not JSON, or whose meaning is unknown, is only a heartbeat. ``stderr.py``
+reads the bytes and logs the lines.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ _TRACE_LINES: Final = 100
 
 
 class LineWritten(NamedTuple):
-    """A line, or those of a traceback, safe to be shown on a terminal."""
+    """A line, or the lines of a traceback, safe to be shown on a terminal."""
 
     level: Level
     text: str
@@ -75,28 +76,28 @@ class DiagnosticReader:
         self._tail: deque[bytes] = deque(maxlen=_TAIL_LINES)
         self._trace: list[str] = []
         self.lines: int = 0
-        """Lines so far, dropped or not; pieces of a long one count one each."""
+        """Number of lines so far, dropped or not; each piece of a long one counts."""
 
     @property
     def owing(self) -> bool:
-        """Whether lines were dropped, or held for more, and not reported yet."""
+        """Whether lines were dropped, or held back, and not reported yet."""
         return self._dropped.lines > 0 or bool(self._trace)
 
     @property
     def tail(self) -> tuple[str, ...]:
-        """The last lines, dropped or not; of very long ones their ends."""
+        """The last lines, dropped or not; only the ends of very long ones."""
         kept: list[str] = []
         room = _TAIL_BYTES
         for line in reversed(self._tail):
             if room <= 0:
                 break
-            # Long ones leave room for others.
+            # Shortened, long lines leave room for others.
             kept.append(_text(line[-min(room, _TAIL_BYTES // 4) :]))
             room -= len(line)
         return tuple(reversed(kept))
 
     def receive(self, data: bytes, now: float) -> list[Diagnostic]:
-        """Return what is to be logged of ``data`` and what came before it."""
+        """Return what is to be logged once ``data`` has come."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         seen: list[Diagnostic] = []
         for line in lines:
@@ -107,7 +108,7 @@ class DiagnosticReader:
         return seen
 
     def settle(self) -> list[Diagnostic]:
-        """Return what was held, and how much was dropped, if not reported yet."""
+        """Return lines held back, and how much was dropped, if not reported yet."""
         seen: list[Diagnostic] = []
         self._end_trace(seen)
         if self._dropped.lines:
@@ -116,7 +117,7 @@ class DiagnosticReader:
         return seen
 
     def finish(self, now: float) -> list[Diagnostic]:
-        """Return what has no line end, was held, and how much was dropped."""
+        """Return the last, incomplete line, lines held back and the number dropped."""
         seen: list[Diagnostic] = []
         rest, self._rest = self._rest, b""
         self._cut(rest, now, seen)
@@ -143,14 +144,14 @@ class DiagnosticReader:
             self._trace.append(text)
         elif self._trace:
             self._trace.append(text)
-            # Its frames are indented; the exception is not, and is its last line.
+            # Frames are indented; the exception, the last line, is not.
             if not text.startswith(" ") or len(self._trace) == _TRACE_LINES:
                 self._end_trace(seen)
         else:
             seen.append(LineWritten(level_of(text), text))
 
     def _end_trace(self, seen: list[Diagnostic]) -> None:
-        """Report the lines of a traceback as one."""
+        """Report the lines of a traceback as one entry."""
         if self._trace:
             level = level_of(self._trace[-1])
             seen.append(LineWritten(level, "\n".join(self._trace)))
@@ -180,7 +181,7 @@ _LEVELS: Final[dict[str, Level]] = {
     "emergency": "critical",
     "alert": "critical",
 }
-"""Those that are not ``info``."""
+"""Names of levels; any other name is ``info``."""
 _SYSLOG: Final[tuple[Level, ...]] = (
     *("critical", "critical", "critical", "error"),
     *("warning", "info", "info", "debug"),
@@ -188,7 +189,7 @@ _SYSLOG: Final[tuple[Level, ...]] = (
 _NUMBERS: Final[tuple[tuple[int, Level], ...]] = (
     *((60, "critical"), (50, "error"), (40, "warning"), (30, "info")),
 )
-"""What bunyan and pino mean by numbers from these up; below them is ``debug``."""
+"""The least number of each level in bunyan and pino; lower ones are ``debug``."""
 _KEYS: Final = ("level", "severity", "levelname", "log.level", "lvl", "loglevel")
 
 _PRIORITY: Final = re.compile(r"<(\d{1,3})>")
@@ -201,7 +202,7 @@ _LOGFMT_LEVEL: Final = re.compile(
 
 
 def level_of(line: str) -> Level:
-    """Return the level that ``line`` names, ``info`` if it names none."""
+    """Return the level that ``line`` names, or ``info``."""
     if found := _PRIORITY.match(line):
         return _SYSLOG[int(found[1]) % 8]
     if line.startswith("{"):
@@ -228,25 +229,25 @@ def _named(word: str) -> Level:
     return _LEVELS.get(word.lower(), "info")
 
 
-_BYTES: Final = 1024  # that cost as much as a line
-_CLOSED: Final = 1.0  # seconds for which it stays closed, at least
+_BYTES: Final = 1024  # bytes that cost as much as a line
+_CLOSED: Final = 1.0  # seconds for which the bucket stays closed, at least
 
 
 class Throttle:
     """
-    Decides which lines of a talkative worker are logged, and which only counted.
+    Decides which lines of a talkative worker are logged, and which are only counted.
 
-    A token bucket that, once it is empty, stays closed until it holds something to
-    speak of: a flood comes through as a block of lines a second, each block behind a
-    count of what is missing, not as single lines out of context.
+    It is a token bucket that, once empty, stays closed until it holds a good number of
+    tokens. So a flood is logged as one block of lines per second, each after a count of
+    the lines dropped before it, and not as single lines out of context.
 
     Args:
-        rate: Lines a second that pass in the long run; a line of several KiB counts
+        rate: Lines per second that pass in the long run; a line of several KiB counts
             once per KiB.
         burst: Lines that pass at once after a time of silence.
 
     Raises:
-        ValueError: If one of them is not positive.
+        ValueError: If ``rate`` is not positive, or ``burst`` is less than 1.
 
     """
 
@@ -270,7 +271,7 @@ class Throttle:
         self._at = now if self._at is None else max(now, self._at)
         if self._closed and self._tokens < self._reopen:
             return False
-        # What costs more than there ever is passes when the bucket is full.
+        # A line that costs more than the bucket can hold passes when it is full.
         cost = min(self._burst, max(1.0, size / _BYTES))
         self._closed = self._tokens < cost
         if self._closed:
@@ -299,16 +300,16 @@ def cause_of(lines: Sequence[str]) -> str:
 
 
 def traceback_of(lines: Sequence[str], error: str) -> tuple[str, ...]:
-    """Return the lines of the traceback that ends in ``error``, if it is the last."""
+    """Return the lines of the last traceback, if it ends in ``error``."""
     if error not in lines or cause_of(lines) != error:
         return ()
     return tuple(lines[: len(lines) - lines[::-1].index(error)])
 
 
 SKIPPED: Final = "skipped"
-"""The metric of messages that were answered without a look at them."""
-_STATUS_LINE: Final = 4096  # bytes; of a longer line nothing is understood
-_MOST: Final = 10**12  # at once: more would be a joke
+"""The metric for messages that a worker skipped: answered, without output."""
+_STATUS_LINE: Final = 4096  # bytes; a longer line is only a heartbeat
+_MOST: Final = 10**12  # added at once; a larger number is ignored
 _NAME: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]{0,63}")
 
 
@@ -317,13 +318,13 @@ class StatusUpdate:
     """What a worker has reported in some lines."""
 
     counts: Counter[str] = field(default_factory=Counter)
-    """How much is to be added to its metrics, by name."""
+    """Numbers to be added to its metrics, by name."""
     progress: float | None = None
-    """How much is done of what it does now, from 0 to 1, as far as it is reported."""
+    """The share of its current work that is done, from 0 to 1; None: not reported."""
 
 
 class StatusReader:
-    """Reads the lines of one worker."""
+    """Reads the status lines of one worker."""
 
     def __init__(self) -> None:
         self._rest = b""

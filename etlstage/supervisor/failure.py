@@ -1,8 +1,8 @@
 """
-What errors have of one worker: its name, what became of it, and its last words.
+The errors of one worker: its name, what became of it, and its last stderr lines.
 
-``worker.py`` sets the facts, and nothing else is referred to: whom the
-end of a worker is blamed on is decided there.
+``worker.py`` provides the facts, and decides which message is blamed for the end of a
+worker; this module depends on nothing else.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ __all__ = ("WorkerErrors",)
 _Error = TypeVar("_Error", bound=EtlstageError)
 
 _SHOWN: Final = 5  # events of its history that an error shows
-_LONGEST: Final = 160  # characters of last words that begin an error
-_REFUSALS: Final = 128  # whose texts are kept
+_LONGEST: Final = 160  # characters of a last line that may begin an error
+_REFUSALS: Final = 128  # refusals whose texts are cached
 
 
 class WorkerErrors:
@@ -54,7 +54,7 @@ class WorkerErrors:
         self._pid = pid
         self._stderr = stderr
         self._history = history
-        # By code, category and reason: the text, and the attempt.
+        # The text and the attempt, by code, category and reason.
         self._refusal_cache: dict[tuple[int, int, str], tuple[str, tuple[Attempt]]] = {}
         self.status: int | None = None
         """Exit status, negative for a signal, once the process is gone."""
@@ -63,7 +63,7 @@ class WorkerErrors:
 
     def lost(self, fate: str, held: int = 0, tries: int = 1) -> WorkerLost:
         """
-        Return the error for messages that the worker held when it met its fate.
+        Return the error for messages that the worker held when it failed.
 
         ``fate`` is a part of a sentence; the messages were tried ``tries`` times.
         """
@@ -72,12 +72,12 @@ class WorkerErrors:
         return self._with_story(WorkerLost(text, stage=self._stage.name))
 
     def breach(self, fate: str, tries: int = 1) -> RemoteProtocolError:
-        """Return the error of a worker that broke the protocol."""
+        """Return the error for a worker that broke the protocol."""
         return self._with_story(RemoteProtocolError(self._describe(fate, tries)))
 
     def refused(self, refusal: Refusal) -> WorkerRefusal:
-        """Return the error of a message that the worker refused."""
-        # A bad column is bad in every row, for the same reason.
+        """Return the error for a message that the worker refused."""
+        # Cached: a bad column is bad in every row, for the same reason.
         key = code, category, reason = refusal[1:]
         if key not in self._refusal_cache:
             if len(self._refusal_cache) == _REFUSALS:
@@ -99,7 +99,7 @@ class WorkerErrors:
         return Attempt(self._name, self._pid, error, self._story(), stderr)
 
     def cancelled(self, reason: str) -> tuple[Attempt, LastError]:
-        """Return the attempt at an exchange that took too long, and its last error."""
+        """Return the attempt at an overdue exchange, and a function for its error."""
 
         def last_error(attempts: tuple[Attempt, ...]) -> EtlstageError:
             error = self.lost(reason, tries=len(attempts))
@@ -121,9 +121,9 @@ class WorkerErrors:
 
     @property
     def cause(self) -> str:
-        """The error that ended it, where its stderr has it; else empty."""
-        # So Python ends of an uncaught exception. With any other status, a traceback
-        # is that of an exception which it has survived.
+        """The error that ended it, if its stderr shows it; else empty."""
+        # Python exits with status 1 after an uncaught exception. With any other status,
+        # a traceback is that of an exception that the worker has survived.
         if self.status != 1 or self.signalled:
             return ""
         return cause_of(self._stderr.tail)
@@ -138,7 +138,8 @@ class WorkerErrors:
             given = f"{reason} ({number})" if reason else number
         fate = f"refused the {what}: {harmless(' '.join(given.split()))}"
         who = f"stage {self._stage.name}: worker {self._name} (pid {self._pid})"
-        # The reason is its own. There may be thousands a second: its stderr is logged.
+        # The reason is the worker's own. There may be thousands per second, so stderr
+        # is left out: it is in the log.
         trace = self._traceback(reason)
         return f"{who} {fate}", (Attempt(self._name, self._pid, fate, stderr=trace),)
 
@@ -146,7 +147,7 @@ class WorkerErrors:
         """
         Return the traceback of a refusal, if its worker has just written it.
 
-        The SDK does so before it refuses, once for each place that an exception comes
+        The SDK writes one before it refuses, once per place that an exception comes
         from.
         """
         self._stderr.catch_up()
@@ -161,20 +162,21 @@ class WorkerErrors:
 
     @property
     def _word(self) -> str:
-        """Its last line, if it failed by itself: that is why, more often than not."""
+        """Its last line, if it failed by itself: usually that is the cause."""
         tail = self._stderr.tail
         word = self.cause
         if not word and tail and (self.status or 0) > 0 and not self.signalled:
-            # An exception that it has survived is not what it failed of.
+            # An exception that it has survived is not the cause.
             word = "" if cause_of(tail) else tail[-1].strip()
-        # Not a part of a longer one: secrets are found as a whole. It is in the story.
+        # A longer line is left out, not cut: secrets are only recognized when whole.
+        # The story has it.
         return word if len(word) <= _LONGEST else ""
 
     def _story(self) -> tuple[str, ...]:
         return self._history.lines(anyio.current_time())
 
     def _with_story(self, error: _Error) -> _Error:
-        """Add below an error what is known of the worker."""
+        """Add to an error what is known of the worker, to be shown below it."""
         stderr = [f"stderr: {line}" for line in self._stderr.tail]
         error.word = self._word
         error.story = (

@@ -1,4 +1,4 @@
-"""Who hears what happens to the workers: the log, the meter, the host's listeners."""
+"""Reports events of the workers to the log, the meter and the host's listeners."""
 
 from __future__ import annotations
 
@@ -33,32 +33,32 @@ __all__ = ("Observers",)
 
 _MOST: Final = 10_000  # events that wait for one listener; then its stream ends
 
-_FAULTS: Final = 20  # failures that are remembered, the last ones
+_FAULTS: Final = 20  # last failures that are kept
 
 _log = Log()
 
 
 class Observers:
-    """Publishes what happens to the workers of one stage; never fails."""
+    """Publishes events of the workers of one stage; never fails."""
 
     def __init__(self, stage: Stage, metrics: StageMetrics | None) -> None:
         self.faults: Faults = Faults()
         self._stage = stage
         self._metrics = metrics
         self._listeners: list[MemoryObjectSendStream[SupervisorEvent]] = []
-        self._failed: set[str] = set()  # workers whose end is no news
-        # Those whose next start is in place of this one, and not for a round of its own,
-        # or because there is more work again.
+        self._failed: set[str] = set()  # workers whose failure was reported already
+        # Workers whose next start replaces a lost one; other starts are for a new round
+        # of extraction, or because there is more work.
         self._restarting: set[str] = set()
         self._in_step = False  # it was logged that the stage goes in lock-step
-        # It was logged that a worker does not answer: of one that progresses, of another.
+        # Silence was logged: of a worker that reports progress, of one that does not.
         self._silent: set[bool] = set()
         self._closed = False
 
     def listen(
         self, before: Iterable[SupervisorEvent]
     ) -> MemoryObjectReceiveStream[SupervisorEvent]:
-        """Return a stream of what happens from now on, and of ``before``."""
+        """Return a stream of the events ``before``, and of those from now on."""
         send, receive = anyio.create_memory_object_stream[SupervisorEvent](_MOST)
         for event in before:
             send.send_nowait(event)
@@ -69,7 +69,7 @@ class Observers:
         return receive
 
     def publish(self, event: SupervisorEvent, *, alive: int) -> None:
-        """Log, count and pass on what happened; ``alive`` workers have a process."""
+        """Log, count and pass on an event; ``alive`` workers have a process."""
         given_up = isinstance(event, WorkerExited) and event.worker in self._failed
         if isinstance(event, WorkerFailed):
             self._failed.add(event.worker)
@@ -83,11 +83,11 @@ class Observers:
             self._count(event, self._metrics, given_up=given_up)
         if isinstance(event, WorkerStarted):
             self._restarting.discard(event.worker)
-        # Where the host logs to may be gone; workers are stopped all the same.
+        # The host's log may be unwritable; workers are stopped all the same.
         with suppress(Exception):
             self._record(event, given_up=given_up)
         for listener in self._listeners:
-            # Broken when the reader has closed its end, full when it does not read.
+            # Broken if the reader has closed its end, full if it does not read.
             try:
                 listener.send_nowait(event)
             except (anyio.BrokenResourceError, anyio.WouldBlock):
@@ -105,7 +105,7 @@ class Observers:
             )
 
     def close(self) -> None:
-        """End the streams, and take our part out of the gauges."""
+        """End the streams, and remove our share from the gauges."""
         self._closed = True
         if self._metrics is not None:
             self._metrics.close()
@@ -165,7 +165,7 @@ class Observers:
                     pid=event.pid,
                     **({"cause": event.cause} if event.cause else {}),
                     exit=event.fate,
-                    # No outcome of a message will show that an extractor was lost.
+                    # The loss of an extractor shows in no outcome of a message.
                     in_flight=0
                     if self._stage.kind is StageKind.EXTRACT
                     else event.lost,

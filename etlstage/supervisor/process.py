@@ -1,9 +1,9 @@
 """
 From a stage to a running process: its command, its environment, its errors.
 
-Whether what a command names is there is looked up beforehand, where its worker would
-run, with what may have been meant; why a file that is there can't be run is best left
-to the system, when it is started.
+Whether the files that a command names exist is looked up beforehand, where its worker
+would run, with a guess at what may have been meant. Why an existing file can't be run
+is reported best by the system when it is started.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ _INHERITED: Final = (
     "SYSTEMROOT",
     "LD_LIBRARY_PATH",
 )
-"""Variables that a worker gets from us; all others only by ``env:``. What starts a
-pipeline often holds secrets, and a worker is any program."""
+"""Variables that a worker inherits; all others must be set by ``env:``. The environment
+of a pipeline often holds secrets, and a worker may be any program."""
 
 
 def spawn(
@@ -107,7 +107,7 @@ def spawn(
 
 
 def traced(launch: Launch) -> Launch:
-    """Return what starts workers with the trace that they belong to."""
+    """Return a launch that passes the current trace to the workers it starts."""
     trace = current_trace()
 
     def launch_traced(request: LaunchRequest) -> tuple[Wire, Child]:
@@ -122,7 +122,7 @@ def command_line(stage: Stage) -> str:
 
 
 def substituted(stage: Stage) -> tuple[str, ...]:
-    """Return the command with what the dialect has for names in braces."""
+    """Return the command with names in braces replaced by the dialect's values."""
     command = tuple(stage.program.command)
     if not any("{" in word for word in command):
         return command
@@ -153,11 +153,11 @@ def _environment(
     if stage.timeout.heartbeat is not None:
         about["ETLSTAGE_HEARTBEAT"] = f"{stage.timeout.heartbeat:g}"
     if identity.name is not None and identity.home is not None:
-        # Ours are of no use to another user: he may not even read that folder.
+        # Our own are of no use to another user, who may not even read that folder.
         about |= {"USER": identity.name, "LOGNAME": identity.name}
         about |= {"HOME": identity.home}
-    # Python workers that never flush, as those of the original system, would keep
-    # their first reply until stdin is closed, and wait forever.
+    # Python workers that never flush, such as those of the original system, would
+    # buffer their first reply until stdin is closed: a deadlock.
     return (
         inherited
         | {"PYTHONUNBUFFERED": "1"}
@@ -227,7 +227,7 @@ def _reason(stage: Stage, program: str, error: Exception) -> str:
 
 
 def _refusal(stage: Stage, term: str, error: TermsRefused) -> str:
-    """Return why it may not be run on our terms; ``term`` is one of the launcher's."""
+    """Return why a term was refused; ``term`` is in the form of the launcher."""
     kind, _, value = term.partition("=")
     program, why = stage.program, error.strerror
     if kind == "limit":
@@ -250,18 +250,18 @@ INTERPRETERS: Final = (
     (re.compile(r"(ba|da|z|k|a)?sh"), "-e -u -x -eu -ex -ux -eux"),
     (re.compile(r"node|ruby|perl|Rscript|php|lua[0-9.]*"), ""),
 )
-"""Programs whose first argument is a script, and flags that may stand before it."""
+"""Programs whose first argument is a script, and flags that may precede it."""
 
 
 def missing(stage: Stage) -> str | None:
-    """Return what the stage's command names and is not there; None if all is."""
+    """Return what is missing of what the command names; None if nothing is."""
     worker = stage.program
     folder = Path(worker.cwd or "")
     if not os.path.isdir(folder):
         return absent("folder", folder)
     program = worker.command[0]
     if "{" in program:
-        pass  # a part of it is the dialect's
+        pass  # the dialect replaces a part of it
     elif "/" in program:
         if not os.path.exists(folder / program):
             return absent("file", folder / program)
@@ -276,31 +276,31 @@ def missing(stage: Stage) -> str | None:
 
 
 def script(command: Sequence[str]) -> int | None:
-    """Return which word of a command is the script that its program interprets."""
+    """Return the index of the script that a command's program interprets, if any."""
     name = os.path.basename(command[0])
     flags = [f.split() for known, f in INTERPRETERS if known.fullmatch(name)]
     for place, word in enumerate(command) if flags else ():
         if place and word not in flags[0]:
-            # What begins with a dash may have the program behind it, as -c and -m do.
+            # Another flag may be followed by the program itself, as -c and -m are.
             return None if word.startswith("-") or "{" in word else place
     return None
 
 
 def runs(path: Path) -> bool:
     """Return whether an interpreter finds a script there."""
-    # A pipe is one, too: `sh <(...)`.
+    # A pipe may be one, too: `sh <(...)`.
     found = os.path.exists(path) and not os.path.isdir(path)
     return found or os.path.isfile(path / "__main__.py")
 
 
 def absent(what: str, place: Path) -> str:
-    """Return that there is no such file, and which one may have been meant."""
+    """Return the text of an error: there is no such file, and what may be meant."""
     close = guess(place.name, names(place.parent))
     return f"there is no {what} {place.absolute()}{close}"
 
 
 def names(folder: str | Path) -> list[str]:
-    """Return what is in a folder, if it can be read."""
+    """Return the names in a folder; none if it can't be read."""
     # pathlib raises for a name that is too long, os.path does not.
     with suppress(OSError, ValueError):
         return os.listdir(folder)
@@ -308,7 +308,7 @@ def names(folder: str | Path) -> list[str]:
 
 
 def search_path() -> str:
-    """Return the PATH of a worker that is given no other."""
+    """Return the PATH of a worker whose stage sets none."""
     return os.environ.get("PATH", os.defpath)
 
 
@@ -323,7 +323,7 @@ def absent_from_path(
     """
     Return why a name on the PATH can't be run in ``folder``; None if it can.
 
-    ``known`` are names that are understood besides.
+    ``known`` are further names that may have been meant.
     """
     if on_path(program, folder, path):
         return None
@@ -339,5 +339,5 @@ def absent_from_path(
 
 
 def _folders(folder: Path, path: str) -> list[str]:
-    # A relative folder of the PATH is seen from where the worker runs.
+    # A relative folder of the PATH is relative to where the worker runs.
     return [os.path.join(folder, name) for name in path.split(os.pathsep)]

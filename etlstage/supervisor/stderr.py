@@ -1,9 +1,9 @@
 """
-What a worker writes to stderr: always read, logged, and its end kept.
+Reads and logs what a worker writes to stderr, and keeps its last lines.
 
-A worker whose stderr is not read stops forever after 64 KiB of warnings. What is
-logged of it, and how, is decided in ``diagnostic.py``; so it is for what it reports in
-between and means nothing in its dialect.
+It is always read: a worker whose stderr is not read blocks forever after 64 KiB of
+warnings. ``diagnostic.py`` decides what is logged and how. Output between replies that
+means nothing in the worker's dialect is logged in the same way.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from etlstage.transport import Readable
 
 __all__ = ("LineLog", "StderrLog")
 
-_CHUNK: Final = 8192  # bytes a read; logging them takes longer than reading them
-_AT_ONCE: Final = 65536  # bytes that are read while everybody waits
-_PAUSE: Final = 1.0  # seconds of silence before it is logged what was dropped
+_CHUNK: Final = 8192  # bytes per read; logging them takes longer than reading them
+_AT_ONCE: Final = 65536  # bytes that are read while the event loop waits
+_PAUSE: Final = 1.0  # seconds of silence before the number of dropped lines is logged
 
 _log = Log()
 
 
 class LineLog:
     """
-    Logs lines that a worker writes, as many as is good, and counts all of them.
+    Logs lines that a worker writes, within a rate limit, and counts all of them.
 
     Args:
         event: The log's event for a line.
-        what: The log's event for lines that come too fast.
-        rate: Lines a second that are logged in the long run.
+        what: Begins the log's event for lines that come too fast.
+        rate: Lines per second that are logged in the long run.
         burst: Lines that are logged at once after a time of silence.
         counted: Called with numbers of lines, logged or not.
         clock: Returns the time, in seconds.
@@ -76,7 +76,7 @@ class LineLog:
 
     @property
     def owing(self) -> bool:
-        """Whether dropped lines have not been logged yet."""
+        """Whether lines were dropped, or held back, and not logged yet."""
         return self._reader.owing
 
     def take(self, data: bytes) -> None:
@@ -84,16 +84,16 @@ class LineLog:
         self._write(self._reader.receive(data, self._clock()))
 
     def settle(self) -> None:
-        """Log how much was dropped."""
+        """Log lines held back, and how much was dropped."""
         self._write(self._reader.settle())
 
     def finish(self) -> None:
-        """Log what has no line end, and how much was dropped."""
+        """Log the last, incomplete line, lines held back, and how much was dropped."""
         self._write(self._reader.finish(self._clock()))
 
     def _write(self, diagnostics: Iterable[Diagnostic]) -> None:
         for diagnostic in diagnostics:
-            # Where the host logs to may be gone; the pipe is read all the same.
+            # The host's log may be unwritable; the pipe is read all the same.
             with suppress(Exception):
                 if isinstance(diagnostic, LineWritten):
                     log = getattr(self._log, diagnostic.level)
@@ -135,12 +135,12 @@ class StderrLog(LineLog):
         self.finish()
 
     def catch_up(self) -> None:
-        """Read what a worker that lives has written, without waiting."""
+        """Read some of what a running worker has written, without waiting."""
         if data := self._stderr.read(_CHUNK):
             self.take(data)
 
     def drain(self) -> None:
-        """Read what is there, or some of it, without waiting."""
+        """Read and log what is there, up to a limit, without waiting."""
         for _ in range(_AT_ONCE // _CHUNK):
             data = self._stderr.read(_CHUNK)
             if not data:

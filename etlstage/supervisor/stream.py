@@ -1,11 +1,11 @@
 """
-What stands between the callers of a supervisor and its pool: one class per way to ask.
+The layer between the callers of a supervisor and its pool: one class per way to ask.
 
-A *submission* holds what was asked and what has come of it; here is what waits for it.
+A *submission* holds messages and their outcomes; this module feeds it and waits for it.
 :class:`Intake` feeds a stream, as a task of the supervisor, so that a slow input and a
 slow consumer do not wait for each other; it reads ahead as far as there is room.
-:class:`WorkerSession` is an exchange that its caller keeps open. Who is given what, the
-dispatcher decides.
+:class:`WorkerSession` is an exchange that its caller keeps open. Dispatchers decide
+which worker is given what.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ __all__ = (
     "submission_for",
 )
 
-# Of each lane one exchange is open where they end in any order: enough lanes that a
-# worker rarely has fewer than it may, and few enough to look at all of them.
-_LANES: Final = 16  # a worker
+# If exchanges end in any order, only one per lane is open: so there are enough lanes
+# that a worker rarely has fewer exchanges than it may, and few enough to scan them all.
+_LANES: Final = 16  # per worker
 _ROUND_UNREAD: Final = 256 * 1024  # bytes of outputs, until no more are read
 _SESSION_UNREAD: Final = 256 * 1024  # bytes each way, until the other side waits
 _RUN: Final = 1024  # messages taken at once from an iterable
-_RUN_BYTES: Final = 1024 * 1024  # which is about as many bytes, unless one has more
+_RUN_BYTES: Final = 1024 * 1024  # about as many bytes; a single message may have more
 
 _T = TypeVar("_T")
 _to_result = partial(tuple.__new__, Result)
@@ -69,7 +69,7 @@ _to_result = partial(tuple.__new__, Result)
 
 class Intake:
     """
-    Feeds one submission, which may hold so many messages and bytes.
+    Feeds one submission, up to ``max_messages`` and ``max_bytes`` that it holds.
 
     ``items`` are the caller's input: runs of messages, and positions among them.
     """
@@ -87,7 +87,7 @@ class Intake:
         self.scope: anyio.CancelScope = anyio.CancelScope()
         self.ended: anyio.Event = anyio.Event()
         self.error: BaseException | None = pool.closed()
-        """What ended the input, or None when it ended by itself."""
+        """The error that ended the input; None if the input ended by itself."""
         self.submission: Submission | Lanes = submission
         self._items = items
         self._pool = pool
@@ -119,8 +119,8 @@ class Intake:
             self.error = error
         except anyio.get_cancelled_exc_class() as error:
             if anyio.current_effective_deadline() == -math.inf:
-                raise  # it is we who are cancelled
-            self.error = error  # of a task that the input waits for, for example
+                raise  # this task is cancelled
+            self.error = error  # from the input, such as of a task that it waits for
         else:
             self.error = None
         self.submission.close()
@@ -130,7 +130,7 @@ class Intake:
     async def _feed(self, item: Run | Position) -> None:
         if isinstance(item, Position):
             self.submission.mark(item)
-            self._pool.kick()  # a batch in front of it is filled no more
+            self._pool.kick()  # a batch before the position is filled no more
             return
         run, error = sound(item, self._count)
         submission = self.submission
@@ -149,14 +149,15 @@ class Intake:
         submission = self.submission
         messages, size = submission.held, submission.held_bytes
         if self._commits and isinstance(submission, Submission):
-            # What it has taken its session bounds: to commit it, it may need more.
+            # Messages that workers have are bounded by the session: to commit them, a
+            # worker may need more.
             messages, size = submission.waiting, submission.waiting_bytes
         return messages >= self._max_messages or size >= self._max_bytes
 
 
 class WorkerSession:
     """
-    One exchange with a worker that stays open: both sides speak when they like.
+    One exchange with a worker that stays open: both sides send at any time.
 
     ::
 
@@ -166,20 +167,20 @@ class WorkerSession:
             async for chunk in session:
                 ...
 
-    Iterate over it for the outputs of the worker. That ends when the worker has ended,
-    and raises what else becomes of the session; so does :meth:`send`:
+    Iterate over it for the outputs of the worker. The iteration stops when the worker
+    has ended its reply. It raises if the session ends otherwise; so does :meth:`send`:
 
-    - WorkerRefusal: the worker rejected it, and lives on;
+    - WorkerRefusal: the worker rejected the session, and lives on;
     - TimeoutError: it took longer than ``timeout.message``, and was cancelled;
     - WorkerLost, or RemoteProtocolError: its worker died, or broke the protocol;
-    - StageFailed: there is no worker left.
+    - StageFailed: all workers failed.
 
-    Sessions share the connection to their worker: while the reply of one lies
-    unread, the others wait for theirs. So have a task for each of them.
+    Sessions share the connection to their worker: while the reply of one is not read,
+    the others wait for theirs. So read each session in a task of its own.
 
     Args:
-        pool: Of the worker.
-        event: What the worker is asked for; empty: by the stage.
+        pool: The pool of the worker.
+        event: The event that is requested; empty: as the stage has it.
 
     """
 
@@ -188,7 +189,7 @@ class WorkerSession:
         self.dialogue: Dialogue = Dialogue(
             self._wake, event, max_waiting=_SESSION_UNREAD
         )
-        """What the workers take."""
+        """The exchange that a worker is given."""
         self._pool = pool
         self._stage = pool.stage
         self._heard: deque[bytes] = deque()
@@ -197,7 +198,7 @@ class WorkerSession:
         """
         Send a chunk; wait while too much is on its way.
 
-        What is sent after the worker has ended its reply is dropped.
+        A chunk that is sent after the worker has ended its reply is dropped.
 
         Raises:
             TypeError: If it is not bytes.
@@ -228,7 +229,7 @@ class WorkerSession:
         self._pool.kick()
 
     async def error(self, code: int, reason: str) -> None:
-        """End the session; the worker is sent the reason, and outputs no more."""
+        """End the session; the worker is sent the reason, and its output is dropped."""
         self.dialogue.cancel_reason = code, reason
         self.close()
 
@@ -247,7 +248,7 @@ class WorkerSession:
             for run in self.dialogue.outputs():
                 self._heard.extend(run)
             if stalled:
-                self._pool.kick()  # what could not be read, can be now
+                self._pool.kick()  # reading can continue
             if self._heard:
                 break
             if over:
@@ -282,9 +283,9 @@ def submission_for(
     stage: Stage, wake: Callable[[], None], max_bytes: int
 ) -> Submission | Lanes:
     """
-    Return what takes messages and has their results in the stage's order.
+    Return a submission, or lanes, that returns results in the stage's order.
 
-    ``wake`` is called when there are results, ``max_bytes`` of which may lie there.
+    ``wake`` is called when there are results; up to ``max_bytes`` of them may wait.
     """
     if stage.order is not Order.KEY:
         return Submission(
@@ -303,7 +304,7 @@ async def extraction(
     pool: WorkerPool, start: object, end: object, text: str | None
 ) -> AsyncGenerator[Run, None]:
     """
-    Ask for one round of extraction and yield its outputs.
+    Request one round of extraction and yield its outputs.
 
     ``text`` is the template of the request; the default is JSON.
     """
@@ -339,7 +340,7 @@ async def extraction(
 
 
 def results_of(outcome: Outcome) -> list[Result]:
-    """Return what became of each message of an outcome."""
+    """Return the result of each message of an outcome."""
     rows = zip(outcome.messages, outcome.replies, outcome.errors, strict=True)
     return list(map(_to_result, rows))
 
@@ -360,7 +361,7 @@ async def in_runs(
 
 
 async def as_run(messages: Iterable[bytes]) -> Run:
-    """Return all messages as one run; others have their turns in between."""
+    """Return all messages as one run; let other tasks run in between."""
     refuse_one(messages)
     if isinstance(messages, Sequence):
         return messages
@@ -372,7 +373,7 @@ async def as_run(messages: Iterable[bytes]) -> Run:
 
 
 def _pieces(messages: Iterable[bytes]) -> Iterator[list[bytes]]:
-    """Yield bounded runs of the messages; what comes before an error, too."""
+    """Yield bounded runs of the messages, including those before an error."""
     taken = iter(messages)
     count = 1
     while True:
@@ -389,18 +390,18 @@ def _pieces(messages: Iterable[bytes]) -> Iterator[list[bytes]]:
 
 
 def _next_count(run: list[bytes], count: int) -> int:
-    """Return how many messages to take next: the first one may be big, or none."""
+    """Return how many messages to take next, by a sample of the sizes in ``run``."""
     some = run[::8]
     try:
         size = sum(map(len, some)) // len(some)
     except TypeError:
-        return count  # what is wrong with it is reported where it is taken
+        return count  # an item that is no message is reported where it is fed
     return max(1, min(2 * count, _RUN, _RUN_BYTES // max(1, size)))
 
 
 @asynccontextmanager
 async def _iterating(items: AsyncIterable[_T]) -> AsyncIterator[AsyncIterator[_T]]:
-    """Close a generator that is not read to its end: nothing else does."""
+    """Iterate; close a generator that is not read to its end: nothing else does."""
     iterator = aiter(items)
     try:
         yield iterator

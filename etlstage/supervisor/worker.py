@@ -1,18 +1,19 @@
 """
 One process of a stage, from its start until nothing of it is left.
 
-Who owns what: the *worker* owns the process, its stderr and its status pipe, decides
-how it is ended and whom its end is blamed on, and reports all that to the pool as
-events. Its *link* owns the bytes and the session: what the process is fed and
-what it answers is not known here. Its *errors* only word what has happened, and refer
-to nothing else. The *pool* decides, by its lifecycle, when a worker is started and
-stopped; what it decides comes here as a call of :meth:`WorkerProcess.stop` or
+Ownership: the *worker* owns the process, its stderr and its status pipe. It decides how
+the process is ended and which message is blamed for its end, and reports all that to
+the pool as events. Its *link* owns the bytes and the session: this module does not know
+what the process is fed and what it answers. Its *errors* only put into words what has
+happened. The *pool* decides, by its lifecycle, when a worker is started and stopped;
+its decisions arrive as calls of :meth:`WorkerProcess.stop` or
 :meth:`WorkerProcess.fail`.
 
-The end of a process has four steps, each bounded: farewell in its dialect, end of its
-stdin, SIGTERM, SIGKILL. Behind its exit its output is read to the end, for what it
-wrote itself counts; then its end is reported, so that others go on; then what it has
-left behind gets ``timeout.stop`` to end, and is killed.
+The end of a process has four steps, each with a time limit: a farewell in its dialect,
+the end of its stdin, SIGTERM, SIGKILL. After its exit its output is read to the end,
+because everything that it wrote itself counts. Then its end is reported, so that other
+workers can continue. Processes that it left behind have ``timeout.stop`` to end, and
+are then killed.
 """
 
 from __future__ import annotations
@@ -63,19 +64,19 @@ _Task: TypeAlias = Callable[[], Coroutine[Any, Any, object]]
 
 _FROM_OUTSIDE: Final = frozenset({SIGHUP, SIGINT, SIGKILL, SIGTERM})
 _DRAIN: Final = (0.1, 1.0)  # seconds for the pipes of a dead process to end
-_CHUNK: Final = 4096  # bytes of its status a read
+_CHUNK: Final = 4096  # bytes of its status per read
 _TURN: Final = 16  # reads in a row
 
 
 class WorkerProcess:
     """
-    Starts one worker, and serves it until it is gone.
+    Starts one worker process, and serves it until it is gone.
 
     Args:
-        pool: Of the stage.
-        name: Such as ``clean-1``.
-        number: The same, from 0.
-        start: How often it was started, this time included.
+        pool: The pool of the stage.
+        name: Name of the worker, such as ``clean-1``.
+        number: Number of the worker, from 0.
+        start: How often the worker was started, this time included.
         max_messages: Messages after which it is worn.
 
     Raises:
@@ -129,19 +130,19 @@ class WorkerProcess:
         self.usable: bool = False
         """It may be given messages."""
         self.failed: bool = False
-        """It was at fault, or is gone: what is written then is no reply."""
+        """It was at fault, or is gone: further output is not a reply."""
         self.ended: bool = False
-        """Its end was reported; what it has left behind may live."""
+        """Its end was reported; processes that it left behind may still run."""
         self._status = StatusReader()
         self._announced = not stage.program.ready
-        # How it is brought to its end:
+        # How it is ended:
         self._stop_requested = False  # by the pool
-        self._ending = False  # it is to go, or it is gone: it is given nothing more
+        self._ending = False  # it is to end, or is gone: it is given nothing more
         self._quit = anyio.Event()
         self._patient = True  # it may finish by itself
-        self._waiting = anyio.CancelScope()  # ended when it is to be quick
-        self._gone = anyio.Event()  # the process is; what it has left behind may live
-        self._by_us = False  # it was we who ended it
+        self._waiting = anyio.CancelScope()  # cancelled when it is to end quickly
+        self._gone = anyio.Event()  # the process is; its descendants may still run
+        self._by_us = False  # we ended it
         self._stderr_ended = anyio.Event()
         self._stdout_ended = anyio.Event()
         # What its end is judged by:
@@ -151,8 +152,8 @@ class WorkerProcess:
         self._unread = 0  # bytes that it left in its stdin, when it ended by itself
         self._ignored = False  # it had read nothing of what it did not answer
         self._all_read = False
-        self._late = 0  # bytes that had come too late at its end
-        self._doubted = False  # that what it has answered is loaded
+        self._late = 0  # bytes that had come too late by the time its end was reported
+        self._doubted = False  # a doubt whether its answers are loaded was reported
 
     def __repr__(self) -> str:
         owed = self.link.owed
@@ -163,7 +164,7 @@ class WorkerProcess:
         """Whether its process is gone."""
         return self._gone.is_set()
 
-    # --- what the pool decides -----------------------------------------------
+    # --- decisions of the pool -----------------------------------------------
 
     def open(self) -> None:
         """Give the worker messages from now on."""
@@ -172,27 +173,27 @@ class WorkerProcess:
 
     def stop(self, *, patient: bool = True) -> None:
         """
-        Let :meth:`run` stop the worker, but not what it has left behind.
+        Let :meth:`run` stop the worker, but not processes that it has left behind.
 
-        ``patient``: it may finish by itself, once its stdin is closed; and so may what
-        it leaves behind, once it has ended by itself.
+        ``patient``: the worker may finish by itself once its stdin is closed; and if it
+        does, so may the processes that it leaves behind.
         """
         self._stop_requested = True
         if self.exited:
             return
-        # In the middle of a round there is nothing that it could finish.
+        # A worker in the middle of a round has nothing that it could finish.
         busy = self._stage.kind is StageKind.EXTRACT and self.link.busy
         self._end_process(patient=patient and not busy)
         self.link.give_whole()
 
     def kill_remains(self) -> None:
-        """Have :meth:`run` wait no longer for what the worker has left behind."""
+        """Let :meth:`run` kill the processes that the worker left behind, now."""
         self._end_process(patient=False)
 
     def fail(
         self, reason: str, cause: FailureCause, breach: EtlstageError | None = None
     ) -> None:
-        """Declare the worker at fault: ``reason`` is what it did, in a sentence."""
+        """Declare the worker at fault; ``reason`` is a part of a sentence about it."""
         if self.error is not None:
             return
         if cause == "start" and self._stage.dialect.announces:
@@ -204,22 +205,22 @@ class WorkerProcess:
         self.link.give_whole()
         self._pool.handle(WorkerFailed(self.name, self.pid, self.error, cause))
 
-    # --- what the link finds out ----------------------------------------------
+    # --- findings of the link --------------------------------------------------
 
     def pipe_closed(self, pipe: str) -> None:
         """Record that the worker closed a pipe; it is stopped if it does not exit."""
         if not self._ending or pipe == "stdin":
             self._closed = self._closed or pipe
-        # Its exit follows, or else it is stopped; replies may still come.
+        # It exits now, or is stopped; replies may still come.
         self._end_process()
 
     # --- the process ----------------------------------------------------------
 
     async def run(self) -> None:
         """
-        Serve the worker, and see it and what it leaves behind to their end.
+        Serve the worker until it and the processes that it leaves behind have ended.
 
-        Cancelling has no effect: call :meth:`stop`, after which this is bounded.
+        Cancelling has no effect: call :meth:`stop`, after which the time is bounded.
         """
         try:
             with anyio.CancelScope(shield=True):
@@ -244,7 +245,7 @@ class WorkerProcess:
             )
 
     async def _run(self) -> int:
-        """Return how many processes were killed that the worker had left behind."""
+        """Serve the worker; return how many processes it left behind were killed."""
         try:
             killed = await self._serve()
             self._stderr.drain()
@@ -252,8 +253,8 @@ class WorkerProcess:
             if self._child.status is not None:
                 self._child.status.stop_waiting()
         except BaseException:
-            # An error of ours, for none of theirs is raised: it must neither
-            # leave the process behind nor anybody who waits for its end.
+            # An internal error, as the worker's own are not raised. The process must
+            # not be left running, nor tasks left waiting for its end.
             await self._abandon()
             raise
         finally:
@@ -278,7 +279,7 @@ class WorkerProcess:
                 await self._read_rest(status, until)
                 await self.link.stored()  # bounded by timeout.commit
                 group.cancel_scope.cancel()
-            # Its successor need not wait for what it has left behind.
+            # Its successor need not wait for processes that it left behind.
             self._end(status)
             killed = await self._outlast(until)
             readers.cancel_scope.cancel()
@@ -300,7 +301,7 @@ class WorkerProcess:
             await status.readable()
 
     def _take_status(self, status: Readable) -> bool:
-        """Read what the worker has written there; return whether there may be more."""
+        """Read reports of the worker; return whether there may be more."""
         for _ in range(_TURN):
             data = status.read(_CHUNK)
             if not data:
@@ -317,7 +318,7 @@ class WorkerProcess:
                 self._pool.handle(WorkerReady(self.name, self.pid))
         return True
 
-    # --- bringing it to its end -----------------------------------------------
+    # --- ending the process ---------------------------------------------------
 
     def _end_process(self, *, patient: bool = True) -> None:
         self._patient = self._patient and patient
@@ -336,12 +337,12 @@ class WorkerProcess:
             limit = self._timeout if limit is None else limit
             await self._wait(limit, self._gone.wait)
         if self._patient and not self.exited:
-            # What it has not read is of interest, and gone with the pipe.
+            # What it has not read can't be found out once the pipe is closed.
             self._note_unread()
             self._wire.close_write()
             if not self._streams:
                 self._log_step("the end of its input")
-            # One that has not connected by now would be sent no farewell.
+            # A worker that has not connected by now could not be sent a farewell.
             if not self.link.awaits_identity:
                 await self._wait(self._timeout, self._gone.wait)
         for signal in (SIGTERM, SIGKILL):
@@ -350,14 +351,14 @@ class WorkerProcess:
             self.errors.signalled = True
             self._log_step(signal.name)
             self._child.signal(signal)
-            # Behind the signal: which of the two it dies of is then no matter of
-            # chance.
+            # After the signal, so that it is not left to chance which of the two the
+            # process dies of.
             self._wire.close_write()
             with anyio.move_on_after(self._timeout):
                 await self._gone.wait()
 
     def _log_step(self, sent: str) -> None:
-        # Where the host logs to may be gone; the worker is stopped all the same.
+        # The host's log may be unwritable; the worker is stopped all the same.
         with suppress(Exception):
             _log.debug(
                 "worker is stopped",
@@ -368,12 +369,12 @@ class WorkerProcess:
             )
 
     async def _wait(self, seconds: float, what: _Task) -> None:
-        """Wait for something, but not too long, nor once it is to be quick."""
+        """Wait, but only ``seconds``, and not once the worker is to end quickly."""
         with anyio.move_on_after(seconds) as self._waiting:
             if self._patient:
                 await what()
 
-    # --- behind its exit ------------------------------------------------------
+    # --- after its exit -------------------------------------------------------
 
     def _note_unread(self) -> None:
         if not self.errors.signalled:
@@ -383,40 +384,39 @@ class WorkerProcess:
         self.errors.status = status
         self._note_unread()
         self.link.exited()
-        # One that is asked for nothing has perhaps written all of a round that is to
-        # begin now.
+        # In shape STREAM it may have written all of a round that is still to begin.
         if not self._streams:
             self._ending, self.usable = True, False
-        # Who shares its stdin would else wait for more.
+        # Processes that share its stdin would otherwise wait for more.
         self._wire.close_write()
         self._gone.set()
         self._by_us = self.errors.signalled or not self._patient
         if self._by_us:
-            # We have ended it: that goes for its whole group.
+            # We ended it, and so we end its whole group.
             self._child.kill()
 
     async def _read_rest(self, status: int, until: float) -> None:
-        """Read what it has written, and what others write on its behalf."""
+        """Read what it has written, and what other processes write for it."""
         if self._by_us:
             await self._drain()
             return
         with anyio.move_on_after(_DRAIN[0]):
             await self._both_ended()
             return
-        # Somebody else has its pipes: what it wrote itself is in them.
+        # Another process holds its pipes; they contain what the worker itself wrote.
         if self._owes(status):
             await self._wait(until - anyio.current_time(), self._stdout_ended.wait)
 
     def _owes(self, status: int) -> bool:
-        """Read what is there; return whether others may still write replies."""
+        """Read what is there; return whether other processes may still reply."""
         self.link.catch_up()
-        # One that failed is not waited for. What it had not begun remains undone.
+        # Replies are not awaited if the worker failed, or had read nothing it held.
         if status or self.error is not None or not self.link.busy:
             return False
         return self._streams or not self.link.unread(self._unread)
 
     async def _outlast(self, until: float) -> int:
-        """Wait for what it has left behind, then kill it; return how many that were."""
+        """Wait for processes that it left behind, then kill them; return how many."""
         if self._by_us:
             return 0
 
@@ -428,10 +428,10 @@ class WorkerProcess:
         return self._child.kill() + await self._drain()
 
     async def _drain(self) -> int:
-        """Wait for the end of the pipes; return how many were killed that had them."""
+        """Wait for the pipes to end; kill processes that hold them; return how many."""
         killed = 0
-        # If they don't end now, then somebody in a session of its own has them: a part
-        # of this worker.
+        # If the pipes don't end now, a process in a session of its own holds them; it
+        # is a part of this worker.
         for seconds in _DRAIN:
             with anyio.move_on_after(seconds):
                 await self._both_ended()
@@ -454,10 +454,10 @@ class WorkerProcess:
         status = self._child.returncode
         self.errors.status = -SIGKILL if status is None else status
 
-    # --- what its end means ---------------------------------------------------
+    # --- the meaning of its end -----------------------------------------------
 
     def _end(self, status: int) -> None:
-        """Report its end, with what it held and whom that is blamed on."""
+        """Report its end, with what it held and what is blamed for it."""
         if self._child.status is not None:
             self._take_status(self._child.status)
         self.link.catch_up()
@@ -493,7 +493,7 @@ class WorkerProcess:
             self.error = doubt or self._describe(loss.held)
         self.ended, self.failed, self.usable = True, True, False
         self._late = self.link.late
-        # What it held is with others before anybody hears of its end.
+        # What it held was passed on above, before its end is published.
         self._pool.handle(
             WorkerExited(
                 self.name,
@@ -517,7 +517,7 @@ class WorkerProcess:
 
     @property
     def _untouched(self) -> bool:
-        """Whether it had not begun to read what it held: that can't have killed it."""
+        """Whether it had read nothing of what it held: that can't have killed it."""
         if self._streams:
             return False
         ahead, mispaired = self.link.ahead, self.link.mispaired
@@ -526,7 +526,7 @@ class WorkerProcess:
         return self.error is None and (ahead or self.link.unread(self._unread))
 
     def _unexplained(self, status: int, *, untouched: bool) -> bool:
-        """Return whether it ended or hung, by itself, of nothing that it owed."""
+        """Return whether it failed or hung by itself, with no message to blame."""
         if self._ignored:
             return True
         if self.error is not None or self._stop_requested or -status in _FROM_OUTSIDE:
@@ -535,16 +535,16 @@ class WorkerProcess:
 
     @property
     def _unproven(self) -> int:
-        """Messages that it has answered, and only a good end shows to be loaded."""
-        # One that was stopped by force had no time to end well.
+        """Number of answered messages that only a clean end proves to be loaded."""
+        # A worker that was stopped by force had no time to end cleanly.
         if self._stage.kind is not StageKind.LOAD or self._pool.state.forced:
             return 0
         if self._stage.dialect.shape is Shape.COMMITTED:
-            return 0  # it has committed what counts
+            return 0  # only what it has committed counts
         return self.link.answered
 
     def _doubt(self, what: str) -> WorkerLost:
-        """Return that what it has answered may not be loaded, as it did not end well."""
+        """Return the error for answers that may not be loaded: the worker failed."""
         self._doubted = True
         messages = counted(self._unproven, "message")
         error = self.errors.lost(
@@ -567,7 +567,7 @@ class WorkerProcess:
         )
 
     def _not_committed(self) -> NotCommitted | None:
-        """Return why what it held counts as unprocessed, if it has answered it."""
+        """Return the error for messages that it answered but did not commit, if any."""
         commits = self._stage.dialect.shape is Shape.COMMITTED
         if not commits or self.link.owed:
             return None
@@ -582,7 +582,7 @@ class WorkerProcess:
         )
 
     def _describe(self, held: int, tries: int = 1) -> EtlstageError:
-        """Return the error of what the worker held, or the one that it failed with."""
+        """Return the error for what the worker held, or the one it failed with."""
         if self._breach is not None:
             fate = self._with_hint(f"broke the protocol: {self._breach}")
             return self.errors.breach(fate, tries)
@@ -590,11 +590,11 @@ class WorkerProcess:
         return self.errors.lost(self._reason, held, tries)
 
     def _last_error(self, attempts: tuple[Attempt, ...]) -> EtlstageError:
-        """Return the error of a message that this worker was the last to try."""
+        """Return the error for a message that this worker was the last to try."""
         error = self._describe(0 if self._streams else 1, len(attempts))
         error.attempts = attempts
         return error
 
     def _with_hint(self, fate: str) -> str:
-        """Return what happened, and who else came if the worker did not connect."""
+        """Return ``fate`` with a hint if the worker did not connect as expected."""
         return "; ".join(filter(None, (fate, self._wire.mismatch_hint())))

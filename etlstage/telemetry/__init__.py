@@ -1,9 +1,9 @@
 """
-What a stage reports about itself: metrics, and what its workers write to stderr.
+What a stage reports about itself: metrics, log events and spans.
 
-Metrics go to a :class:`Meter`, which the host makes and passes on: nothing is
+Metrics go to a :class:`Meter`, which the host creates and passes in: nothing is
 global. :class:`PrometheusMeter` and :class:`OpenTelemetryMeter` import their libraries
-when they are made. ``stage.py`` lists the metrics.
+only when they are created. ``stage.py`` has the metrics.
 """
 
 from __future__ import annotations

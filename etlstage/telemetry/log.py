@@ -1,8 +1,8 @@
 """
-Where events are logged: with structlog if the host has set it up, else with logging.
+Log events with structlog if the host has configured it, else with logging.
 
-Structlog that is not configured prints on stdout, which is the host's: its program may
-print there what another reads.
+Unconfigured, structlog prints to stdout, which belongs to the host: another program may
+read the host's output there.
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ from typing import Final
 __all__ = ("NAME", "Log")
 
 NAME: Final = "etlstage"
-"""The name of the logger, in both."""
+"""Name of the logger in both libraries."""
 
 
 class Log:
     """
-    A logger that decides at each event where it goes.
+    A logger that chooses between structlog and ``logging`` at each event.
 
-    With ``logging``, an event is one line: its words, then its values as ``key=value``.
-    As a mapping, values and words (as ``event``) are the record's attribute ``etlstage``.
+    With ``logging``, an event is one line: its text, then its values as ``key=value``.
+    The record's attribute ``etlstage`` is a mapping of the values, with the text as
+    ``event``.
 
     Args:
-        values: What all its events have.
+        values: Values that all its events have.
 
     """
 
@@ -33,28 +34,28 @@ class Log:
         self._values = values
 
     def bind(self, **values: object) -> Log:
-        """Return a logger whose events have these values, too."""
+        """Return a logger whose events also have these values."""
         return Log(**(self._values | values))
 
     def debug(self, event: str, **values: object) -> None:
-        """Log what helps to find a fault."""
+        """Log a detail that helps to find a fault."""
         self._log(logging.DEBUG, event, values)
 
     def info(self, event: str, **values: object) -> None:
-        """Log what is as it should be."""
+        """Log a normal event."""
         self._log(logging.INFO, event, values)
 
     def warning(self, event: str, **values: object) -> None:
-        """Log what somebody may have to look at."""
+        """Log an event that someone may have to look at."""
         self._log(logging.WARNING, event, values)
 
     def error(self, event: str, **values: object) -> None:
-        """Log what somebody has to look at."""
+        """Log an event that someone has to look at."""
         self._log(logging.ERROR, event, values)
 
     def _log(self, level: int, event: str, values: dict[str, object]) -> None:
         values = self._values | values
-        # A host that has set it up has imported it; who has not does not pay for that.
+        # A host that has configured structlog has imported it; others need not.
         structlog = sys.modules.get("structlog")
         if structlog is not None and structlog.is_configured():
             method = logging.getLevelName(level).lower()

@@ -1,8 +1,8 @@
 """
-What a host provides to get metrics: a meter, which makes instruments.
+The interface that a host implements to receive metrics: a meter of instruments.
 
-An instrument is one series: its labels are given once, when it is made, and it may
-be asked for again, by another supervisor. It then adds to the same series.
+An instrument is one series: its labels are given once, when it is created. Another
+supervisor may ask for the same instrument again, and then adds to the same series.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ __all__ = ("Counter", "Gauge", "GaugeLevel", "Histogram", "Meter")
 
 
 class Counter(Protocol):
-    """Only grows."""
+    """A total that only grows."""
 
     def add(self, amount: float, /) -> None:
-        """Add what is zero or more."""
+        """Add an amount of zero or more."""
 
 
 class Gauge(Protocol):
-    """Goes up and down; several supervisors may share one, so it is never set."""
+    """A level that goes up and down; never set, as several supervisors may share it."""
 
     def add(self, amount: float, /) -> None:
-        """Add what may be negative."""
+        """Add an amount, which may be negative."""
 
 
 class Histogram(Protocol):
@@ -36,9 +36,9 @@ class Histogram(Protocol):
 
 class Meter(Protocol):
     """
-    Makes instruments.
+    Creates instruments.
 
-    Names are Prometheus's: the unit is their end, and ``_total`` that of counters.
+    Names are Prometheus's: they end with the unit, those of counters with ``_total``.
     """
 
     def counter(
@@ -60,9 +60,9 @@ class Meter(Protocol):
         Return the histogram with this name and these labels.
 
         Args:
-            name: Its unit is its end.
+            name: Ends with the unit.
             description: For people.
-            labels: Of this series.
+            labels: Labels of this series.
             bounds: Upper bounds of the buckets, inclusive, ascending, without
                 infinity.
 
@@ -70,14 +70,14 @@ class Meter(Protocol):
 
 
 class GaugeLevel:
-    """Our part of a gauge that others move, too."""
+    """Our share of a gauge that others move, too."""
 
     def __init__(self, gauge: Gauge) -> None:
         self._gauge = gauge
         self._value = 0.0
 
     def set(self, value: float) -> None:
-        """Move the gauge by what has changed."""
+        """Set our share, by moving the gauge by the difference."""
         if value != self._value:
             self._gauge.add(value - self._value)
             self._value = value

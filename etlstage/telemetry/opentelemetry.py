@@ -1,8 +1,8 @@
 """
 Metrics handed to OpenTelemetry's API, which is imported only when it is used.
 
-Names lose the ``_total`` of counters, which exporters to Prometheus append, and units
-are written OpenTelemetry's way, too.
+Counters lose the suffix ``_total``, which exporters to Prometheus append, and units are
+passed in OpenTelemetry's notation as well.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class OpenTelemetryMeter:
     Implements :class:`~etlstage.telemetry.Meter`.
 
     Args:
-        meter: Of OpenTelemetry; by default one called ``etlstage``, of the provider
-            that the process has.
+        meter: OpenTelemetry's meter; by default one named ``etlstage``, of the
+            provider that the process has.
 
     Raises:
         ConfigError: If OpenTelemetry's API is not installed.
@@ -37,7 +37,7 @@ class OpenTelemetryMeter:
     """
 
     def __init__(self, meter: metrics.Meter | None = None) -> None:
-        from importlib.metadata import version  # costs an import more than all of this
+        from importlib.metadata import version  # slower than all of this module
 
         try:
             from opentelemetry import metrics

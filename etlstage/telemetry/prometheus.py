@@ -1,7 +1,7 @@
 """
 Metrics kept and rendered by prometheus-client, which is imported only when it is used.
 
-Serving the text is the host's part; :data:`CONTENT_TYPE` goes with it.
+Serving the text, with :data:`CONTENT_TYPE`, is up to the host.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ("CONTENT_TYPE", "PrometheusMeter")
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-"""Of what :meth:`PrometheusMeter.render` returns."""
+"""Content type of the text that :meth:`PrometheusMeter.render` returns."""
 
 _FamilyT = TypeVar("_FamilyT", bound="MetricWrapperBase")
 
@@ -31,8 +31,8 @@ class PrometheusMeter:
     """
     Keeps metrics in a registry of prometheus-client; any thread may use it.
 
-    Implements :class:`~etlstage.telemetry.Meter`. One registry takes one meter, which
-    serves any number of supervisors.
+    Implements :class:`~etlstage.telemetry.Meter`. A registry can have only one meter,
+    which serves any number of supervisors.
 
     Args:
         registry: Where the metrics are registered, such as the host's own; by default
@@ -107,7 +107,7 @@ class PrometheusMeter:
 
         registry = self.registry
 
-        # The library has one switch for the whole process; ours are not to double.
+        # The library only has a process-wide switch; our series must not double.
         class Plain(Collector):
             def collect(self) -> Iterator[Metric]:
                 for family in map(copy, registry.collect()):

@@ -1,9 +1,9 @@
 """
-The metrics of a stage: which there are, and when they move.
+The metrics of a stage, and when they change.
 
-``docs/reference/metrics.md`` lists them, with their labels; a test compares.
+``docs/reference/metrics.md`` lists them with their labels, and has to match.
 
-Gauges are moved by what has changed: supervisors of stages with one name add up.
+Gauges are moved by differences: those of stages with the same name add up.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _BOUNDS: Final = (
     *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
     *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0),
 )
-"""Buckets, in seconds: from a worker in C to the default deadline."""
+"""Bounds of buckets, in seconds: from a worker in C to the default deadline."""
 _WORKERS: Final = 256
-"""Workers with labels of their own. An extract stage may start one every few seconds; a
-monitoring system keeps each series that it has ever seen."""
+"""Most workers with labels of their own. An extract stage may start one every few
+seconds, and a monitoring system keeps each series that it has ever seen."""
 _NAMES: Final = 64
-"""Metrics of a worker's own with labels of their own, likewise."""
+"""Most metrics that workers count themselves with labels of their own, likewise."""
 _OTHERS: Final = "other"
 
 _P = ParamSpec("_P")
@@ -40,7 +40,7 @@ _log = Log()
 def _harmless(
     method: Callable[Concatenate[StageMetrics, _P], None],
 ) -> Callable[Concatenate[StageMetrics, _P], None]:
-    """Do nothing without a meter; log once what a meter raises."""
+    """Do nothing without a meter; log the first exception that a meter raises."""
 
     @wraps(method)
     def guarded(self: StageMetrics, /, *args: _P.args, **kwargs: _P.kwargs) -> None:
@@ -56,13 +56,13 @@ def _harmless(
 
 class StageMetrics:
     """
-    Moves the metrics of one stage; never raises for what a meter does.
+    Updates the metrics of one stage; never raises exceptions of the meter.
 
-    Not for several threads at a time; other stages may use the same meter in theirs,
-    if it bears it.
+    Not thread-safe. Other stages may use the same meter in other threads if the meter
+    is thread-safe.
 
     Args:
-        meter: None: nothing is counted.
+        meter: Receives the metrics; None: nothing is counted.
         stage: Name of the stage.
 
     """
@@ -72,7 +72,7 @@ class StageMetrics:
         self._stage = stage
         self._complained = False
         self._workers: dict[str, _WorkerMetrics] = {}
-        self._own: set[str] = set()  # names that workers gave to what they count
+        self._own: set[str] = set()  # names of metrics that workers count
         self._in_flight: dict[str, GaugeLevel] = {}
         self._mismatched: Mapping[str, int] = {}
         self._behind: dict[str, GaugeLevel] = {}
@@ -91,12 +91,12 @@ class StageMetrics:
 
     @_harmless
     def restarted(self, worker: str) -> None:
-        """Count, beside its start, that a process takes the place of another."""
+        """Count a process that replaces another, in addition to its start."""
         self._worker(worker).restarts.add(1)
 
     @_harmless
     def worker_exited(self, worker: str, status: int) -> None:
-        """Count a process that is gone; it holds no messages any more."""
+        """Count a process that has exited; it has no messages in flight any more."""
         self._set_in_flight(worker, 0)
         self._rare(
             "etlstage_worker_exits_total",
@@ -107,7 +107,7 @@ class StageMetrics:
 
     @_harmless
     def worker_failed(self, worker: str, cause: FailureCause) -> None:
-        """Count a worker that was found at fault."""
+        """Count a failure of a worker."""
         self._rare(
             "etlstage_worker_failures_total",
             "Worker failures, by reason.",
@@ -120,12 +120,12 @@ class StageMetrics:
         self, worker: str, exchanges: int, messages: int, size: int, reply_size: int
     ) -> None:
         """
-        Count exchanges whose outcomes were delivered at once.
+        Count exchanges whose outcomes were delivered together.
 
         Args:
-            worker: Who answered.
-            exchanges: How many.
-            messages: In all of them.
+            worker: Name of the worker that answered.
+            exchanges: Number of exchanges.
+            messages: Number of messages in all of them.
             size: Bytes of these messages.
             reply_size: Bytes of the answers.
 
@@ -142,9 +142,9 @@ class StageMetrics:
         Observe how long an answer took.
 
         Args:
-            worker: Who gave it.
-            seconds: From the moment that its turn came; of exchanges whose results
-                are released together, the first.
+            worker: Name of the worker that gave it.
+            seconds: From the turn of its exchange; of exchanges whose results are
+                released together, of the first.
 
         """
         self._worker(worker).seconds.observe(seconds)
@@ -161,7 +161,7 @@ class StageMetrics:
 
     @_harmless
     def mismatched(self, found: Mapping[str, int]) -> None:
-        """Count replies that were not as expected, of which so many were ``found``."""
+        """Count replies that broke ``expect``; ``found`` has all so far, by key."""
         for promise, count in found.items():
             if more := count - self._mismatched.get(promise, 0):
                 self._counter(
@@ -182,7 +182,7 @@ class StageMetrics:
 
     @_harmless
     def count_own(self, worker: str, metric: str, count: int) -> None:
-        """Count what a worker has counted itself."""
+        """Add to a metric that a worker counts itself."""
         if len(self._own) < _NAMES:
             self._own.add(metric)
         self._counter(
@@ -214,7 +214,7 @@ class StageMetrics:
 
     @_harmless
     def noise(self, worker: str, count: int) -> None:
-        """Count lines of a worker's output that mean nothing."""
+        """Count lines of a worker's output that mean nothing in its dialect."""
         self._counter(
             "etlstage_noise_lines_total",
             "Lines of output that mean nothing in the dialect, and were ignored.",
@@ -233,7 +233,7 @@ class StageMetrics:
 
     @_harmless
     def leases(self, count: int) -> None:
-        """Set how many shards this runner has."""
+        """Set how many shards this runner has leases of."""
         if self._leases is None:
             what = "Shards of which a runner has the lease."
             self._leases = GaugeLevel(self._gauge("etlstage_leases_held", what))
@@ -241,7 +241,7 @@ class StageMetrics:
 
     @_harmless
     def behind(self, shard: str, seconds: float) -> None:
-        """Set how far the reader of a shard is behind the end of it."""
+        """Set how far the reader of a shard lags behind the shard's end."""
         if (level := self._behind.get(shard)) is None:
             name = "etlstage_shard_behind_seconds"
             what = "How far the reader of a shard is behind its end."
@@ -252,7 +252,7 @@ class StageMetrics:
 
     @_harmless
     def close(self) -> None:
-        """Take our part out of the gauges: the stage has ended."""
+        """Remove our share from the gauges, as the stage has ended."""
         for worker in list(self._in_flight):
             self._set_in_flight(worker, 0)
         for level in (self._waiting, self._running, *self._behind.values()):
@@ -278,7 +278,7 @@ class StageMetrics:
     def _complain(self, error: Exception) -> None:
         if not self._complained:
             self._complained = True
-            # Where the host logs to may be gone, too.
+            # The host's log may be gone, too.
             with suppress(OSError, ValueError):
                 _log.warning(
                     "metrics are incomplete: the meter failed",
@@ -353,7 +353,7 @@ class StageMetrics:
 
 
 class _WorkerMetrics(NamedTuple):
-    """What is bound to one worker."""
+    """The instruments of one worker."""
 
     starts: Counter
     restarts: Counter

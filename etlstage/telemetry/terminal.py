@@ -1,4 +1,4 @@
-"""What of a text that somebody else wrote a terminal may be shown."""
+"""Make text of other origin safe to show on a terminal."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _SEQUENCES: Final = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\))"
 )
 _CONTROLS: Final = re.compile(
-    # What turns the direction of writing or ends a line hides text as well.
+    # Changes of the writing direction and ends of lines hide text as well.
     r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
-    # What has no width can't be seen.
+    # Characters without width can't be seen.
     r"\xad\u034f\u180e\u200b\u2060-\u2065\u206a-\u206f\ufeff\ufff9-\ufffb"
     r"\U000e0000-\U000e0fff]"
-    # Joiners are needed in some scripts and in pictures, and beside ASCII in none.
+    # Joiners are needed in some scripts and in emoji, but never beside ASCII.
     r"|(?:(?<![^\x00-\x7f])[\u200c\u200d])|(?:[\u200c\u200d](?![^\x00-\x7f]))"
 )
 
@@ -26,11 +26,11 @@ def harmless(text: str, *, lines: bool = False) -> str:
     Return ``text`` without what would steer a terminal or hide text.
 
     Args:
-        text: Of whatever origin.
-        lines: Whether it may have several lines; otherwise their ends are escaped.
+        text: Text of any origin.
+        lines: Whether it may have several lines; otherwise line breaks are escaped.
 
     """
-    if text.isprintable():  # nearly all is, and there is nothing of that in it
+    if text.isprintable():  # nearly all text is, and has nothing to remove
         return text
     if lines:
         return "\n".join(map(harmless, text.split("\n")))

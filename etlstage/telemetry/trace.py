@@ -1,7 +1,7 @@
 """
-Spans, where OpenTelemetry's API is installed, and the trace in a worker's environment.
+Spans, if OpenTelemetry's API is installed, and the trace in a worker's environment.
 
-A host that has set up OpenTelemetry has set up us: there is nothing to pass on.
+OpenTelemetry as set up by the host is used: there is nothing to pass in.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class Span:
     """
     A span for a block, a child of the current one; an exception marks it as failed.
 
-    Without OpenTelemetry, nothing is kept of it.
+    Without OpenTelemetry, it does nothing.
 
     Args:
-        name: Of the span, without ``etlstage.``.
-        current: Whether what the block does is within it. Not for a block that
-            yields: it would be taken from others.
-        attributes: Likewise, without ``etlstage.``.
+        name: Name of the span, without ``etlstage.``.
+        current: Whether it is the current span within the block. Not for a block that
+            yields: it would replace the current span of other code.
+        attributes: Attributes of the span, likewise without ``etlstage.``.
 
     """
 
@@ -47,8 +47,8 @@ class Span:
         self.note(**attributes)
 
     def note(self, **counts: int | str) -> None:
-        """Add attributes to it; names are put behind ``etlstage.``."""
-        # Most are not recorded: their host has set up nothing.
+        """Add attributes to the span; names are prefixed with ``etlstage.``."""
+        # Most spans are not recorded, as the host has set up nothing.
         if self._span is not None and self._span.is_recording():
             for name, value in counts.items():
                 self._span.set_attribute(f"etlstage.{name}", value)
@@ -77,10 +77,10 @@ class Span:
 
 def current_trace() -> Mapping[str, str]:
     """
-    Return the environment variables with the trace that a process belongs to.
+    Return the environment variables that pass the current trace on to a process.
 
-    They are those of the current span or, where there is none, what this process was
-    given itself: `W3C Trace Context <https://www.w3.org/TR/trace-context/>`_.
+    They are those of the current span or, where there is none, those that this process
+    inherited, as `W3C Trace Context <https://www.w3.org/TR/trace-context/>`_ has them.
     """
     inherited = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
     if _tracer() is None:

@@ -1,7 +1,7 @@
 """
 Tools for testing workers and pipelines.
 
-A *hostile worker* does on purpose what workers do by accident::
+A *hostile worker* does on purpose what other workers do by accident::
 
     plan = FaultPlan.of(
         Fault(FaultKind.KILL, contains=b"poison"),
@@ -10,36 +10,38 @@ A *hostile worker* does on purpose what workers do by accident::
     )
     stage = Stage(name="clean", worker=hostile_worker(plan))
 
-A *faulty launch* does the same to any worker, from outside, and a *recorded launch* keeps
-what is sent, to be played to another worker::
+A *faulty launch* does the same to any worker, from outside, and a *recorded launch*
+records conversations, to be played to another worker::
 
     launch = FaultyLaunch(launch_worker, {"clean": plan})
     launch = RecordedLaunch(launch, RecordingFolder(Path("recordings")))
 
     played = await play(Recording.load(path), ("./clean-v2",))
 
-A *scripted worker* is no process at all, but an async function in yours, and runs on
-a clock that jumps: restarts, back-off and deadlines take milliseconds to test. See
+A *scripted worker* is not a process, but an async function in yours. It can run in
+virtual time, in which restarts, back-off and deadlines take milliseconds to test. See
 :mod:`etlstage.testing.scripted` and :mod:`etlstage.testing.clock`::
 
     run_virtually(main)  # in it: AsyncSupervisor(stage, launch=ScriptedLaunch(script))
 
-A *worker under test* is one real process that is given just the bytes that a test
-wants it to be given, with a transcript of both directions::
+A *worker under test* is a single real process that gets exactly the bytes that a test
+sends, with a transcript of both directions::
 
     async with WorkerUnderTest(stage) as worker:
         (reply,) = await worker.exchange([b"one"], cuts=[2])
 
 A pipeline is tested between a :class:`MemorySource` and a :class:`MemorySink`; and
-:func:`simulate` runs one of yours once for each seed, in virtual time, with faults.
+:func:`simulate` runs a pipeline once for each seed, in virtual time, with faults.
 
-:mod:`etlstage.testing.strategies` draws messages, cuts, faults and stages for Hypothesis;
-:func:`given_worker` tries a property of a worker's replies, a :class:`WorkerMachine`
-compares a stage with a model, and a :class:`SessionMachine` a worker with sessions; a
-:class:`ProcessorMachine` gives a record processor one life after another. These need the extra ``testing``, nothing else here does. Fixtures for pytest are in :mod:`etlstage.testing.plugin`.
+:mod:`etlstage.testing.strategies` draws messages, cuts, faults and stages for
+Hypothesis; :func:`given_worker` tests a property of a worker's replies; a
+:class:`WorkerMachine` compares a stage with a model, and a :class:`SessionMachine` a
+worker that has sessions; a :class:`ProcessorMachine` restarts a record processor again
+and again. These need the extra ``testing``; nothing else here does. Fixtures for pytest
+are in :mod:`etlstage.testing.plugin`.
 
-Names are imported when they are used: the plugin for pytest is imported by each run of
-it, wherever this package is installed.
+Names are imported on first use, as every pytest run imports the plugin, wherever this
+package is installed.
 """
 
 from __future__ import annotations
@@ -168,7 +170,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    """Import a public name from its home (PEP 562)."""
+    """Import a public name from its module (PEP 562)."""
     try:
         home = _HOMES[name]
     except KeyError:
@@ -181,5 +183,5 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """Return the public names, whether they are imported yet or not."""
+    """Return the names in the module, including those not imported yet."""
     return sorted(set(globals()) | set(__all__))

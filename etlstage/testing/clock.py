@@ -1,13 +1,13 @@
 """
-Time that passes only while all tasks wait.
+Virtual time, which passes only while all tasks wait.
 
-On such a clock a back-off of a minute takes no time, and a deadline is met or missed
-by what was written and not by how busy the machine is. It is for what runs in one
-process, such as the workers of ``scripted.py``: a real process, or a thread, is
-not waited for, and finds that hours have passed.
+On such a clock a back-off of a minute takes no time, and whether a deadline is met
+depends on the code, not on how busy the machine is. It is for code within one process,
+such as the workers of ``scripted.py``: it does not wait for a real process or a thread,
+for which hours may seem to pass.
 
-With a ``draw`` it is also drawn which task runs first of those that may, so that one
-seed is one order of events, and another one another.
+With a ``draw``, the order in which ready tasks run is drawn, too, so that each seed
+determines one order of events.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ Args = TypeVarTuple("Args")
 T = TypeVar("T")
 
 
-_TURN: Final = 1e-9  # seconds; what is due within so many runs in one turn of the loop
-_TURNS: Final = 100_000  # in which time stands still, until that is no accident
-# Each task draws from its own source: asyncio and anyio keep tasks in sets, and so call
-# them in an order that is not the seed's.
+_TURN: Final = 1e-9  # seconds; callbacks due within them run in one turn of the loop
+_TURNS: Final = 100_000  # turns of the loop in which no time passes, before an error
+# Each task draws from its own generator: asyncio and anyio keep tasks in sets, and so
+# call them in an order that the seed does not determine.
 _DRAWS: contextvars.ContextVar[Callable[[], float]] = contextvars.ContextVar("draws")
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
     """
-    An event loop of asyncio on a virtual clock, which starts at 0.
+    An asyncio event loop on a virtual clock, which starts at 0.
 
     Args:
-        draw: Draws which callback runs first of those that are due. Then what can't
-            end is an error: that all tasks wait for each other, or that none of them
-            ever lets time pass. None: the order is asyncio's.
+        draw: Draws the order in which due callbacks run; then a deadlock (all tasks
+            wait for each other) or a livelock (tasks never let time pass) raises
+            RuntimeError. None: the order is asyncio's.
 
     """
 
@@ -56,10 +56,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             self.set_task_factory(self._seeded_task)  # type: ignore[arg-type]
 
     def time(self) -> float:
-        """Return the time, in virtual seconds."""
+        """Return the virtual time, in seconds."""
         now = self._virtual.now
-        # The loop runs what is due before now plus its resolution, a nanosecond. Years
-        # ahead, where a thread lets it jump, a float does not change by that little.
+        # The loop runs callbacks due before now plus its resolution, a nanosecond. When
+        # waiting for a thread has advanced it by years, a float can't change so little.
         self._clock_resolution = max(_TURN, math.ulp(now))
         return now
 
@@ -69,7 +69,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         *args: *Args,
         context: contextvars.Context | None = None,
     ) -> asyncio.Handle:
-        """Run a callback in the next turn, first or last as it is drawn."""
+        """Run a callback in the next turn, at a drawn place in its order."""
         if self._draw is None:
             return super().call_soon(callback, *args, context=context)
         found = context.get(_DRAWS) if context is not None else _DRAWS.get(None)
@@ -92,20 +92,20 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 class _Selector(selectors.DefaultSelector):
-    """Jumps to the time of the next timer in place of sleeping until then."""
+    """Jumps to the time of the next timer instead of sleeping until then."""
 
     def __init__(self, *, bounded: bool) -> None:
         super().__init__()
         self.now = 0.0
         self._bounded = bounded
-        self._turns = 0  # since time has passed
+        self._turns = 0  # since time last passed
 
     def select(
         self, timeout: float | None = None
     ) -> list[tuple[selectors.SelectorKey, int]]:
         if self._bounded:
             self._check(timeout)
-        # Without a timer there is no time to jump to: only a thread can go on.
+        # Without a timer there is no time to jump to: only a thread can wake the loop.
         if timeout is None or timeout <= 0:
             return super().select(timeout)
         ready = super().select(0)
@@ -126,17 +126,17 @@ def virtual_time(
     backend: Backend = "asyncio", draw: random.Random | None = None
 ) -> tuple[str, dict[str, Any]]:
     """
-    Return a backend on a virtual clock, with its options, as anyio wants them.
+    Return the name and the options of an anyio backend on a virtual clock.
 
-    It is what anyio's fixture for pytest returns, too::
+    They have the form that anyio's pytest fixture returns::
 
         @pytest.fixture(params=["asyncio", "trio"])
         def anyio_backend(request):
             return virtual_time(request.param)
 
     Args:
-        backend: Which one.
-        draw: On asyncio: draws which task runs first; see :class:`VirtualLoop`.
+        backend: Name of the backend.
+        draw: For asyncio: draws the order of callbacks; see :class:`VirtualLoop`.
 
     """
     if backend == "asyncio":
@@ -152,6 +152,6 @@ def run_virtually(
     backend: Backend = "asyncio",
     draw: random.Random | None = None,
 ) -> T:
-    """Run ``main(*args)`` in virtual time and return what it returns."""
+    """Run ``main(*args)`` in virtual time, and return its result."""
     name, options = virtual_time(backend, draw)
     return anyio.run(main, *args, backend=name, backend_options=options)

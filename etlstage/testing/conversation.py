@@ -1,8 +1,8 @@
 """
-One worker, and us in the place of its supervisor.
+A single worker, with us in the place of its supervisor.
 
-No pool, no retry, no restart: the worker is given just the bytes that a test wants it
-to be given, cut where the test wants it, and everything that was written and read is kept.
+There is no pool, no retry and no restart: the worker gets exactly the bytes that a test
+sends, cut where the test wants it, and everything written and read is recorded.
 
 ::
 
@@ -11,7 +11,7 @@ to be given, cut where the test wants it, and everything that was written and re
         assert reply.outputs == (b"ONE",)
         assert await worker.close() == 0
 
-What is sent is the dialect's matter; nothing here knows a marker.
+The dialect decides what is sent; nothing here knows about markers.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from etlstage.transport import Launch, launch_worker
 
 __all__ = ("WorkerMisbehaved", "WorkerUnderTest")
 
-_LOOK: Final = (0.0002, 0.01)  # seconds between two looks at what is unread
+_LOOK: Final = (0.0002, 0.01)  # seconds between checks for unread bytes: first, at most
 
 
 class WorkerUnderTest(UnderTest):
@@ -45,15 +45,15 @@ class WorkerUnderTest(UnderTest):
     Runs one process of a stage and talks to it as its supervisor would.
 
     Args:
-        stage: Command, dialect, environment, limits of the worker.
-        launch: What starts it; a :class:`~etlstage.testing.ScriptedLaunch` will do.
+        stage: Command, dialect, environment and limits of the worker.
+        launch: Starts the worker; may be a :class:`~etlstage.testing.ScriptedLaunch`.
         timeout: How long each wait may take, in seconds.
-        mute: Whether it has no answer from us when it sends a heartbeat.
+        mute: Whether we send nothing by ourselves, such as answers to its heartbeats.
 
     Raises:
         WorkerStartFailed: If the program can't be run.
-        WorkerMisbehaved: By whatever waits for the worker: if it breaks the protocol, exits
-            or takes too long.
+        WorkerMisbehaved: By each method that waits, if the worker breaks the protocol,
+            exits or takes too long.
 
     """
 
@@ -83,17 +83,17 @@ class WorkerUnderTest(UnderTest):
 
     @property
     def events(self) -> list[Event]:
-        """All that the worker has sent, as its dialect understands it."""
+        """All events that the dialect has read from the worker's output."""
         return self._replies.events
 
     @property
     def last(self) -> int:
-        """Number of the last exchange that it was given."""
+        """Number of the last exchange given to the worker."""
         return self._replies.last
 
     @property
     def broken(self) -> bool:
-        """Whether it has broken the protocol."""
+        """Whether the worker has broken the protocol."""
         return self._replies.fault is not None
 
     async def __aenter__(self) -> Self:
@@ -119,7 +119,7 @@ class WorkerUnderTest(UnderTest):
     # --- what it is given ---------------------------------------------------
 
     async def feed(self, *pieces: bytes) -> None:
-        """Write bytes, whatever they mean; each piece when that before it was read."""
+        """Write raw bytes; each piece once the worker has read the previous one."""
         async with self._answers.writing:
             await self._write(pieces)
 
@@ -127,13 +127,13 @@ class WorkerUnderTest(UnderTest):
         self, *events: Event, cuts: Collection[int] = (), offset: int = 0
     ) -> int:
         """
-        Send something in the dialect, and return how many bytes that were.
+        Send events in the dialect, and return how many bytes were written.
 
         Args:
-            events: What is sent, in one write if there are no cuts.
-            cuts: Before which of the bytes another write begins, counted from 0;
-                :data:`~etlstage.testing.transcript.BYTEWISE` for each of them.
-            offset: Where in what ``cuts`` counts the bytes begin.
+            events: What to send, in one write if there are no cuts.
+            cuts: Offsets of the bytes at which another write begins;
+                :data:`~etlstage.testing.transcript.BYTEWISE`: at every byte.
+            offset: Offset of the first byte, in terms of ``cuts``.
 
         """
         async with self._answers.writing:
@@ -144,7 +144,7 @@ class WorkerUnderTest(UnderTest):
                 except LocalProtocolError:
                     if self._dismissed or Channel.STDOUT in self.open:
                         raise
-                    # It has left, and the session has ended before we knew.
+                    # The worker has closed its output, which ended the session.
                     await self.until(lambda: False, "can't be given more")
                 self._replies.note(event)
                 self._dismissed = self._dismissed or isinstance(event, Farewell)
@@ -159,14 +159,14 @@ class WorkerUnderTest(UnderTest):
         self, messages: Run, *, cuts: Collection[int] = ()
     ) -> list[Reply]:
         """
-        Hand over messages and return the replies, once there are all.
+        Send messages, wait for all replies, and return them.
 
-        One message is one exchange, or all of them are, by the dialect's settings.
-        A worker that fills its batches is given each message when it asks for it.
+        Each message is an exchange; in a dialect with batches, all of them are one. A
+        worker that fills its own batches gets each message when it asks for it.
 
         Args:
-            messages: What it is given, at once if it may be.
-            cuts: As for :meth:`send`; over all that is written.
+            messages: The messages, sent at once if the dialect allows it.
+            cuts: As for :meth:`send`, counted over everything that is written.
 
         """
         shape, wait = self.stage.dialect.shape, self.until
@@ -195,13 +195,13 @@ class WorkerUnderTest(UnderTest):
     async def hand_over(
         self, runs: Sequence[Run], *, cuts: Collection[int] = ()
     ) -> int:
-        """Hand over runs at once, each an exchange; return how many it may have now."""
+        """Send runs at once, each an exchange; return how many there was room for."""
         events = self._replies.opened(runs)
         await self.send(*events, cuts=cuts)
         return len(runs) if self.session.in_order else len(events)
 
     async def begin(self, message: bytes, written: int) -> None:
-        """Open an exchange with a message of which so many bytes were written before."""
+        """Open an exchange whose first ``written`` bytes were already written."""
         batches = self.stage.dialect.shape.batches
         event = self.more(message) if batches else Opened(self.last + 1, [message])
         self.session.send(event, anyio.current_time())
@@ -209,13 +209,13 @@ class WorkerUnderTest(UnderTest):
         await self.feed(b"".join(self.session.data_to_send())[written:])
 
     def more(self, message: bytes) -> Event:
-        """Return what adds a message to the batch that is open, or opens one with it."""
+        """Return the event that adds a message to the open batch, or opens one."""
         if self._replies.filling:
             return Added(self.last, [message])
         return Opened(self.last + 1, [message], each=False, ended=False)
 
     def no_more(self) -> Event:
-        """Return what ends the batch that is open, or is an empty one."""
+        """Return the event that ends the open batch; if none is, an empty batch."""
         if self._replies.filling:
             return Added(self.last, (), ended=True)
         return Opened(self.last + 1, (), each=False)
@@ -224,10 +224,10 @@ class WorkerUnderTest(UnderTest):
 
     async def replies(self, count: int | None = None) -> list[Reply]:
         """
-        Return the next replies, once there are so many.
+        Wait for the next replies, and return them.
 
         Args:
-            count: How many; by default until none is owed.
+            count: How many; by default, all that are outstanding.
 
         """
         if count is None:
@@ -255,7 +255,7 @@ class WorkerUnderTest(UnderTest):
         return ended[session]
 
     async def outputs(self) -> list[bytes]:
-        """Wait for the end of what it writes, and return the messages of no reply."""
+        """Wait for the end of its output; return messages that belong to no reply."""
         await self.until(
             lambda: Channel.STDOUT not in self.open, "did not end its output"
         )
@@ -264,17 +264,17 @@ class WorkerUnderTest(UnderTest):
 
     async def until(self, done: Callable[[], bool], otherwise: Otherwise) -> None:
         """
-        Wait for something that the worker is to do while it lives.
+        Wait for something that the worker has to do while it runs.
 
         Args:
-            done: Looked at whenever something has happened.
-            otherwise: What it did if it did not do that, as a part of a sentence.
+            done: The condition; evaluated after each change.
+            otherwise: Describes the failure, as part of a sentence.
 
         """
         async with self.deadline(otherwise):
             while not done() or self._replies.fault is not None:
                 if self._replies.fault is None and Channel.STDOUT not in self.open:
-                    # That shows more than that its output has ended.
+                    # The exit status is more telling than the end of the output.
                     with anyio.move_on_after(DRAIN):
                         await self.exited()
                     closed = f"closed its {self._output}"
@@ -291,7 +291,7 @@ class WorkerUnderTest(UnderTest):
                     self.fail(text)
 
     async def has_read(self) -> None:
-        """Wait until all that was written to its stdin was read."""
+        """Wait until the worker has read everything written to its stdin."""
         pause, most = _LOOK
         async with self.deadline(
             lambda: (
@@ -303,7 +303,7 @@ class WorkerUnderTest(UnderTest):
                 pause = min(2 * pause, most)
 
     async def quiet(self, seconds: float) -> None:
-        """Wait so long; it must neither write anything to stdout nor exit."""
+        """Wait; fail if the worker exits, or writes more than heartbeats meanwhile."""
         before, heard = len(self.transcript.of(Channel.STDOUT)), self._replies.heard
         with anyio.move_on_after(seconds):
             while not self.gone:
@@ -325,7 +325,7 @@ class WorkerUnderTest(UnderTest):
         return status
 
     def examine(self) -> None:
-        """Raise :class:`WorkerMisbehaved` if it has broken the protocol so far."""
+        """Raise :class:`WorkerMisbehaved` if the worker has broken the protocol."""
         if self._replies.stray is not None:
             stray = self.transcript.of(Channel.STDOUT)[self._replies.stray :]
             self.fail(kit_of(self.stage.dialect).unsolicited(stray[:TAIL]))
@@ -333,7 +333,7 @@ class WorkerUnderTest(UnderTest):
             self.fail(self._replies.fault)
 
     def examine_contract(self, replies: Sequence[Reply]) -> None:
-        """Fail for a reply that breaks ``expect`` of the stage."""
+        """Fail if a reply breaks the stage's ``expect``."""
         checker = checker_of(self.stage)
         for number, reply in enumerate(replies, 1):
             if checker is None or reply.refused is not None:
@@ -344,7 +344,7 @@ class WorkerUnderTest(UnderTest):
     # --- how ----------------------------------------------------------------
 
     def late(self, otherwise: Otherwise) -> str:
-        """Return what it did that has not done something in time."""
+        """Return the description of a wait that timed out."""
         text = _failure(otherwise, f"for {self.timeout:g} seconds")
         if self.session.owed:
             text += f"; {self.stage.dialect.silence(self._replies.unfinished)}"
@@ -364,11 +364,11 @@ class WorkerUnderTest(UnderTest):
                 self.fail(f"closed its {self._input} before it had read all{fate}")
 
     def _why_it_left(self) -> str:
-        """Return its reason to end, unless it was asked to end."""
+        """Return the reason that it announced; empty if it was asked to end."""
         return "" if self._dismissed else self._replies.farewell
 
     def take(self, data: bytes) -> bool:
-        """Take what it writes to stdout; return whether that makes sense."""
+        """Receive from its stdout; return whether that keeps to the protocol."""
         self._answers.wake()
         return self._replies.receive(data, anyio.current_time())
 
@@ -379,20 +379,20 @@ def _failure(otherwise: Otherwise, why: str) -> str:
 
 class _Answers:
     """
-    Writes what a session sends by itself, between what others have it send.
+    Writes what a session sends by itself, such as heartbeats, between other writes.
 
     Args:
         replies: The conversation.
         process: The worker.
-        mute: Whether nothing is sent so.
+        mute: Whether to write nothing.
 
     Attributes:
-        writing: Who has it may write.
+        writing: The lock that every writer has to hold.
 
     """
 
     def __init__(self, replies: ReplyReader, process: Process, *, mute: bool) -> None:
-        # Who is alone is not to let others do something first.
+        # An uncontended acquire must not yield to other tasks.
         self.writing: anyio.Lock = anyio.Lock(fast_acquire=True)
         self._replies = replies
         self._process = process
@@ -403,7 +403,7 @@ class _Answers:
         self._due.set()
 
     def waiting(self) -> tuple[bytes, bool]:
-        """Return what the session wants to be written; and whether to end there."""
+        """Return the session's pending output, and whether to close stdin after it."""
         wire, ends = b"", False
         while some := self._replies.session.data_to_send():
             wire += b"".join(some)
@@ -415,7 +415,7 @@ class _Answers:
         while self._replies.fault is None:
             self._due = anyio.Event()
             if not self._mute:
-                with suppress(BrokenPipeError):  # it is gone, and that is read
+                with suppress(BrokenPipeError):  # its exit is noticed elsewhere
                     async with self.writing:
                         await self._process.write(self.waiting()[0])
             timer = session.get_timer()

@@ -1,5 +1,5 @@
 """
-What a pipeline has around its stages, in memory: no files, no threads, no Spark.
+Sources, sinks and dead letters in memory: no files, no threads, no Spark.
 
 ::
 
@@ -32,15 +32,15 @@ __all__ = (
 
 class MemorySource(Source):
     """
-    Yields what it is given.
+    Yields the items that it is given.
 
     Args:
-        items: Runs of messages; positions, which cover what comes before them; and an
-            exception to fail with.
-        name: As reports and errors call it.
+        items: Runs of messages; positions, each of which covers all messages before it;
+            and an exception to fail with.
+        name: Its name in reports and errors.
 
     Attributes:
-        acknowledged: The values of the positions that are durable, in order.
+        acknowledged: Values of the acknowledged positions, in order.
 
     """
 
@@ -53,7 +53,7 @@ class MemorySource(Source):
         self._resumed: object = None
 
     def resume(self, position: object) -> None:
-        """Begin behind the position with that value."""
+        """Begin after the position with that value."""
         self._resumed = position
 
     async def runs(self) -> AsyncGenerator[Run | Position, None]:
@@ -68,20 +68,21 @@ class MemorySource(Source):
                 behind = item.value == self._resumed
 
     async def acknowledge(self, position: Position) -> None:
-        """Note the position."""
+        """Record the position."""
         self.acknowledged.append(position.value)
 
 
 class MemorySink(Sink):
     """
-    Keeps what is written.
+    Keeps the messages that are written.
 
     Args:
-        durable: Whether what is written is durable at once, and not when it is flushed.
-        name: As reports and errors call it.
+        durable: Whether messages are durable as soon as they are written; otherwise,
+            once they are flushed.
+        name: Its name in reports and errors.
 
     Attributes:
-        messages: What was written, in order.
+        messages: All messages that were written, in order.
         finished: How often the output was marked complete: once, unless the run failed.
 
     """
@@ -93,14 +94,14 @@ class MemorySink(Sink):
         self._durable = durable
 
     async def write(self, run: Run) -> None:
-        """Take a run."""
+        """Write a run of messages."""
         self.account.received += len(run)
         self.messages += run
         if self._durable:
             self.account.done += len(run)
 
     async def flush(self) -> None:
-        """Make all durable."""
+        """Make all messages durable."""
         self.account.done = len(self.messages)
 
     async def finish(self) -> None:
@@ -113,35 +114,35 @@ class MemorySink(Sink):
         return f"{counted(self.account.done, 'message')} in memory"
 
     def output(self) -> Output:
-        """Return that this object has them."""
+        """Return a reference to the output: this sink, by name."""
         return Output("memory", self.name)
 
 
 @dataclass
 class MemoryEpochs:
-    """What is loaded once; it outlives the sinks that load into it."""
+    """The loaded epochs; they outlive the sinks that load them."""
 
     places: dict[str, list[bytes]] = field(default_factory=dict)
     """The epochs, in order, by the name of the load and their number."""
     note: str | None = None
-    """That of the last, where sinks note what they commit."""
+    """The note of the last commit, if sinks store notes."""
 
     @property
     def messages(self) -> list[bytes]:
-        """What is in all epochs."""
+        """The messages of all epochs."""
         return [message for place in self.places.values() for message in place]
 
 
 class MemoryEpochSink(MemorySink):
     """
-    Loads what is written epoch by epoch, for runs that may be interrupted: exactly once.
+    Loads messages epoch by epoch, exactly once even if the run is interrupted.
 
     Args:
-        epochs: Where they go, and are found by the next start.
-        noting: Whether an epoch is added together with a note of its commit, as to a
-            table, and can't be taken back; else it has a place, as a folder, and is
-            replaced there.
-        name: As reports and errors call it.
+        epochs: Stores the epochs, for the next start, too.
+        noting: Whether an epoch is added together with a note of its commit, as in a
+            table, and can't be undone; otherwise it has its own place, as a folder, and
+            is replaced there.
+        name: Its name in reports and errors.
 
     """
 
@@ -155,7 +156,7 @@ class MemoryEpochSink(MemorySink):
         self._flushed = self._placed = 0  # messages
 
     def begin(self, epochs: Epochs) -> None:
-        """Remove what is not recorded, where that can be."""
+        """Remove epochs that are not recorded as done, unless ``noting``."""
         self._epoch = epochs
         places = self.epochs.places
         for name in [*places] if not self._noting else ():
@@ -163,18 +164,18 @@ class MemoryEpochSink(MemorySink):
                 del places[name]
 
     async def noted(self) -> str | None:
-        """Return the note of the last epoch."""
+        """Return the note of the last commit."""
         return self.epochs.note
 
     async def flush(self) -> None:
-        """Put what was taken in the next place, if that can be replaced."""
+        """Make all messages durable; put the next epoch in place, unless ``noting``."""
         if not self._noting:
             self._put()
         self.account.done += len(self.messages) - self._flushed
         self._flushed = len(self.messages)
 
     async def commit(self, note: str) -> None:
-        """Add the epoch and the note, if it can't be replaced."""
+        """Add the epoch together with the note, if ``noting``."""
         if self._noting:
             self._put()
             self.epochs.note = note
@@ -195,11 +196,11 @@ class MemoryDeadLetters(DeadLetters):
 
     Args:
         pipeline: Name of the pipeline.
-        kept: Those of interrupted starts.
+        kept: Letters from interrupted starts of the run.
 
     Attributes:
         kept: The letters, in order.
-        durable: How many of them a file would not lose.
+        durable: Number of letters that were synced.
 
     """
 
@@ -217,19 +218,19 @@ class MemoryDeadLetters(DeadLetters):
         self.count += len(letters)
 
     async def sync(self) -> None:
-        """Make all durable."""
+        """Make all letters durable."""
         self.durable = len(self.kept)
 
     def size(self, stage: str) -> int:
-        """Return how many letters a stage has."""
+        """Return the number of letters of a stage."""
         return self.sizes().get(stage, 0)
 
     def sizes(self) -> dict[str, int]:
-        """Return the same for each stage that has any."""
+        """Return the number of letters by stage."""
         return Counter(letter.stage for letter in self.kept)
 
     def resume(self, run: str, sizes: Mapping[str, int]) -> None:
-        """Go on with a run that was interrupted; its letters behind some are removed."""
+        """Resume an interrupted run; keep only its first ``sizes`` letters by stage."""
         self.run: str = run
         left, kept = Counter(sizes), list[DeadLetter]()
         for letter in self.kept:

@@ -1,10 +1,10 @@
 """
-What the fixtures for pytest are: they take a command, a script or a stage.
+The factories behind the pytest fixtures, which take a command, a script or a stage.
 
 A *command* is a list of words, or a :class:`~etlstage.WorkerProgram`; a *script* is an
-async function, a worker without a process, see :mod:`etlstage.testing.scripted`. Around
-both there is a stage made for tests: what does not come within ten seconds does not
-come, and nothing waits before a restart.
+async function, a worker without a process, see :mod:`etlstage.testing.scripted`. Both
+get a stage with settings for tests: a timeout of ten seconds, and almost no delay
+before a restart.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = (
 )
 
 Tested: TypeAlias = Stage | WorkerProgram | Sequence[str] | Script
-"""What a test is about."""
+"""What a test may be about."""
 
 _SETTINGS: Final[dict[str, Any]] = {
     "timeout": Timeouts(start=10, message=10, stop=1),
@@ -53,15 +53,15 @@ _SETTINGS: Final[dict[str, Any]] = {
 def stage_of(
     tested: Tested,
     name: str = "worker",
-    **settings: Any,  # noqa: ANN401 - a stage's
+    **settings: Any,  # noqa: ANN401 - settings of a stage
 ) -> tuple[Stage, Launch]:
     """
-    Return the stage of what is tested, and what starts its workers.
+    Return a stage for what is tested, and the launch of its workers.
 
     Args:
-        tested: A stage is taken as it is, but for ``settings``.
-        name: Of a stage that is made.
-        settings: Of :class:`~etlstage.Stage`.
+        tested: A command, a script or a stage; a stage is only changed by ``settings``.
+        name: Name of the stage, unless a stage is given.
+        settings: Settings of :class:`~etlstage.Stage`.
 
     """
     if isinstance(tested, Stage):
@@ -74,7 +74,7 @@ def stage_of(
 
 
 class WorkerFactory:
-    """Makes workers under test; knows them all."""
+    """Makes workers under test, and keeps track of them."""
 
     def __init__(self) -> None:
         self._made: list[WorkerUnderTest] = []
@@ -84,15 +84,15 @@ class WorkerFactory:
         tested: Tested,
         *,
         timeout: float = 10.0,
-        **settings: Any,  # noqa: ANN401 - a stage's
+        **settings: Any,  # noqa: ANN401 - settings of a stage
     ) -> WorkerUnderTest:
         """
-        Return a worker, to be entered.
+        Return a worker, which is an async context manager.
 
         Args:
             tested: A command, a script or a stage.
             timeout: How long each wait may take, in seconds.
-            settings: Of :class:`~etlstage.Stage`.
+            settings: Settings of :class:`~etlstage.Stage`.
 
         """
         stage, launch = stage_of(tested, **settings)
@@ -101,7 +101,7 @@ class WorkerFactory:
         return made
 
     def shown(self) -> Iterator[tuple[str, str]]:
-        """Yield of each worker its name, and its transcript."""
+        """Yield a title and the transcript of each worker."""
         for made in self._made:
             shown = made.transcript.shown(made.stage.dialect)
             yield f"worker {made.stage.name}", shown
@@ -115,15 +115,15 @@ class SupervisorFactory:
         tested: Tested,
         *,
         launch: Launch | None = None,
-        **settings: Any,  # noqa: ANN401 - a stage's
+        **settings: Any,  # noqa: ANN401 - settings of a stage
     ) -> AsyncSupervisor:
         """
-        Return a supervisor, to be entered.
+        Return a supervisor, which is an async context manager.
 
         Args:
             tested: A command, a script or a stage.
-            launch: What starts its workers, if nothing usual does.
-            settings: Of :class:`~etlstage.Stage`.
+            launch: Starts its workers; None: the usual launch for ``tested``.
+            settings: Settings of :class:`~etlstage.Stage`.
 
         """
         stage, usual = stage_of(tested, **settings)
@@ -132,10 +132,10 @@ class SupervisorFactory:
 
 @dataclass(frozen=True)
 class Ran:
-    """What became of a pipeline's messages."""
+    """The outcome of a pipeline run."""
 
     outputs: list[bytes]
-    """What reached its end, in order."""
+    """Messages that reached the sink, in order."""
     dead: list[DeadLetter]
     """Messages that a stage could not process, each with the reason."""
     report: Report
@@ -143,10 +143,10 @@ class Ran:
 
 class PipelineFactory:
     """
-    Runs stages between two ends in memory.
+    Runs stages between a source and a sink in memory.
 
     Args:
-        folder: Where dead letters are.
+        folder: The folder for dead letters.
 
     """
 
@@ -162,15 +162,15 @@ class PipelineFactory:
         launch: Launch | None = None,
     ) -> Ran:
         """
-        Run a pipeline of transform stages and return what became of the messages.
+        Run a pipeline of transform stages, and return its outcome.
 
         Args:
-            tested: For each stage a command, a script or a stage.
-            messages: What the first one gets.
-            launch: What starts the workers of all stages, if nothing usual does.
+            tested: For each stage, a command, a script or a stage.
+            messages: The messages for the first stage.
+            launch: Starts all workers; None: the usual launch for each stage.
 
         Raises:
-            Exception: What the run failed of.
+            Exception: The error of the run, if it failed.
 
         """
         made = [stage_of(each, f"stage{n}") for n, each in enumerate(tested, 1)]
@@ -192,6 +192,6 @@ class PipelineFactory:
         return Ran(sink.messages, list(letters.letters()), report)
 
     def close(self) -> None:
-        """Let go of the dead letters."""
+        """Close the dead letters."""
         for letters in self._letters:
             letters.close()

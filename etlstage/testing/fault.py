@@ -1,8 +1,8 @@
 """
-What may go wrong with a worker, and when: the plan of a hostile worker.
+Fault plans: what goes wrong with a worker, and when.
 
-Plain data, checked when it is made. The kinds, and what each does, are in ``hostile``,
-which is a program of its own, too; a plan travels there as JSON.
+They are plain data, validated when created. The kinds of faults, and their effects, are
+in ``hostile``, which is also a program of its own that gets its plan as JSON.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Fault:
         Fault(FaultKind.KILL, contains=b"poison")
         Fault(FaultKind.STALL, message=100, start=1)
 
-    A batch is answered as a whole: a fault that changes a reply changes that of the
-    batch; any other happens when the message is read. Likewise what is extracted:
-    any other fault happens when those before the message are passed on.
+    A batch has a single reply: a fault that changes a reply changes that of the whole
+    batch; any other fault happens when the message is read. In a worker that extracts,
+    any other fault happens once the messages before that one are passed on.
 
     Raises:
         ConfigError: If the values contradict each other.
@@ -45,40 +45,40 @@ class Fault:
 
     kind: FaultKind
     at: Moment | None = None
-    """When; None becomes the moment at which that kind is of use: NEVER_READY and
-    IGNORE_SIGTERM at the start, EXTRA_EOP when idle, LOSE_TERMINATE at the end, all
-    others at messages."""
+    """When it happens. None becomes the default of its kind: messages, but the start
+    for NEVER_READY, BYTE_ORDER_MARK and IGNORE_SIGTERM, idle for EXTRA_EOP, the end for
+    LOSE_TERMINATE, and actions or checkpoints for faults of record processors."""
     message: int | None = None
     """Only at this message of a process, counted from 1."""
     equals: bytes | None = None
-    """Only at messages that are this."""
+    """Only at messages equal to this."""
     contains: bytes | None = None
     """Only at messages that contain this."""
     probability: float | None = None
-    """At random, with this probability, from 0 to 1: by the plan's
-    seed, the worker's name, its start and the number of the message."""
+    """At random, with this probability, from 0 to 1; determined by the plan's seed,
+    the worker's name, its start and the number of the message."""
     start: int | None = None
     """Only in this start of a worker, counted from 1."""
     worker: str | None = None
     """Only in the worker of this name, such as ``clean-1``; in a simulation of shards,
-    in that of this shard."""
+    only in the processor of the shard of this name."""
     status: int = 1
     """For EXIT: the exit status."""
     seconds: float = 0.1
     """For PAUSE: how long, in seconds."""
     size: int | None = None
     """For STDERR, HUGE and LEAK: bytes; for FLOOD: messages; for MANY_RECORDS: records.
-    None becomes 10 MB, or one line of ``data``; 1 GB, 10 MB and ten thousand."""
+    None becomes 10 MB (one line, if there is ``data``), 1 GB, 10 MB; 10,000; 10,000."""
     data: bytes | None = None
-    """For GARBAGE, WRONG_MARKER, REFUSE, REVOKE and STDERR: what is written; to stderr,
-    the line. For FAIL_CHECKPOINT the name of the exception, for RESTART a checkpoint."""
+    """For GARBAGE, WRONG_MARKER, REFUSE, REVOKE and STDERR: what is written (STDERR: as
+    a line). For FAIL_CHECKPOINT: name of the exception; for RESTART: a checkpoint."""
     own_session: bool = False
-    """For GRANDCHILD: it leaves the session and process group of its parent."""
+    """For GRANDCHILD: whether it leaves its parent's session and process group."""
     number: int | None = None
     """Only at this action, or checkpoint, counted from 1: of a process, or in a
     simulation of shards, of the shard."""
     times: int = 1
-    """At so many of them, from ``number`` on."""
+    """At this many actions, or checkpoints, from ``number`` on."""
 
     def __post_init__(self) -> None:
         at = self.at or self.kind.at
@@ -126,9 +126,9 @@ class Fault:
 @dataclass(frozen=True, slots=True)
 class FaultPlan:
     """
-    All that goes wrong in the workers of a stage; repeatable.
+    The faults of a stage's workers; repeatable.
 
-    At one message everything happens whose conditions hold, in the order of the plan.
+    At a message, all faults whose conditions hold happen, in the order of the plan.
     """
 
     faults: tuple[Fault, ...] = ()
@@ -142,10 +142,10 @@ class FaultPlan:
 
     def due(self, environment: Mapping[str, str]) -> DueFaults:
         """
-        Return what decides which of them happen when in one process.
+        Return an object that decides which faults happen when in one process.
 
         Args:
-            environment: Where the process finds its name and its start.
+            environment: Environment of the process, with its name and its start.
 
         """
         return DueFaults(_numbered(self), self.seed, environment)
@@ -156,7 +156,7 @@ class FaultPlan:
             {"seed": self.seed, "faults": [_to_object(f) for f in self.faults]},
             separators=(",", ":"),
         )
-        # What stands for a marker in a command line stays as it is.
+        # Escaped, as placeholders for markers are replaced in a command line.
         for name in MARKER_NAMES:
             text = text.replace(f"{{{name}}}", f"\\u007b{name}}}")
         return text
@@ -167,7 +167,7 @@ class FaultPlan:
         Return the plan that :meth:`to_json` has written.
 
         Raises:
-            ConfigError: If it is no plan, or one of its faults is refused.
+            ConfigError: If the text is not a plan, or a fault is invalid.
 
         """
         try:
@@ -186,7 +186,7 @@ def _numbered(plan: FaultPlan) -> list[dict[str, Any]]:
 
 _BYTES: Final = {"equals", "contains", "data"}
 _ALWAYS: Final = {"kind", "at", "status", "seconds", "size"}
-"""The program knows no defaults."""
+"""Fields that are always written, as the program does not know their defaults."""
 
 
 def _to_object(fault: Fault) -> dict[str, object]:
@@ -218,7 +218,7 @@ DRIVERS: Final = {
     Mode.BATCH_WORKER: "worker",
     Mode.BATCH_SUPERVISOR: "supervisor",
 }
-"""What a hostile worker is given of the mode of its stage."""
+"""The argument of a hostile worker for the mode of its stage."""
 
 
 def hostile_worker(
@@ -230,22 +230,22 @@ def hostile_worker(
     transform: Literal["identity", "upper", "count", "nothing"] = "identity",
 ) -> tuple[str, ...]:
     """
-    Return the command of a worker that misbehaves by ``plan``.
+    Return the command of a worker that misbehaves according to ``plan``.
 
-    It serves stages of all kinds, with whatever markers they have. What it extracts are
-    the numbers from 0, which are their own offsets: those of a range, or, where the
-    request is empty, those that it has not given yet. A fault at a message happens
-    there when it is about to be passed on. Otherwise it is a worker like others, in
-    Python, and starts in a few hundredths of a second.
+    It serves stages of all kinds, with any markers. It extracts the numbers from 0,
+    which are also their offsets: those of the requested range, or if the request is
+    empty, those not extracted yet. There, a fault at a message happens when the message
+    is about to be passed on. Otherwise it is an ordinary worker in Python, and starts
+    in a few hundredths of a second.
 
     Args:
-        plan: What goes wrong; None takes it from the variable ``ETLSTAGE_FAULTS``,
-            where :meth:`FaultPlan.to_json` may have put it.
-        mode: That of the stage.
+        plan: What goes wrong; None: the plan is read from the environment variable
+            ``ETLSTAGE_FAULTS``, as written by :meth:`FaultPlan.to_json`.
+        mode: The mode of the stage.
         batch: Messages that the worker wants in a batch, in ``Mode.BATCH_WORKER``.
         messages: How many there are to extract, in ``Mode.PLAIN`` and ``Mode.CYCLIC``.
-        transform: What it makes of each message: the same; the same in capitals; how
-            many messages the process has read; nothing, as a load worker.
+        transform: Its output for a message: the same; the same in capitals; the number
+            of messages that the process has read; nothing, for a load worker.
 
     Raises:
         ConfigError: If a number is too small, or a fault can only be done from outside.

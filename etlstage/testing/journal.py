@@ -1,9 +1,9 @@
 """
-Journals under Hypothesis: what producers write, what befalls them, and what readers get.
+Journals under Hypothesis: acts of producers, crashes, and what readers must deliver.
 
-It needs the extra ``testing``. :func:`histories` draws what producers leave in a journal,
-with what a reader is to make of it; a :class:`JournalMachine` compares what any appender
-and reader do with what was committed.
+This module needs the extra ``testing``. :func:`histories` draws journals as producers
+write them, with the messages that a reader must deliver; a :class:`JournalMachine`
+checks that any appender and reader deliver exactly what was committed.
 """
 
 from __future__ import annotations
@@ -60,63 +60,64 @@ PRODUCERS: Final = (
     bytes.fromhex("03bbbbbbbb02"),
     bytes.fromhex("056363636303"),
 )
-"""Ids of those that are drawn."""
+"""Ids of the drawn producers."""
 _SIZE: Final = 100
 _STEP: Final = 102
-"""Bytes of a message that is drawn, and from one to the next: two dead ones lie between."""
+"""Bytes from one drawn message to the next: its size, and a gap of 2 bytes."""
 _JSON: Final = "application/x-ndjson"
 _RINGS: Final = 0, 1, 2, 3, 5, 1000
 
 
 class ProducerAct(Enum):
-    """What a producer does."""
+    """An act of a producer."""
 
     CONTINUE = "continue"
-    """It appends to its transaction."""
+    """Append a message to the transaction."""
     ACKNOWLEDGE = "acknowledge"
-    """It commits all of it."""
+    """Commit the whole transaction."""
     ACKNOWLEDGE_PART = "acknowledge part"
-    """It commits the first messages of it, and drops the others."""
+    """Commit the first messages of the transaction, and drop the others."""
     ROLL_BACK = "roll back"
-    """It drops all of it."""
+    """Drop the whole transaction."""
     OUTSIDE = "outside"
-    """It appends what is committed by itself; in a transaction, to that."""
+    """Append a message that commits itself; within a transaction, as CONTINUE does."""
     REPEAT = "repeat"
-    """It appends its last messages again, as where an answer was lost."""
+    """Append the last messages of the transaction again, as after a lost response."""
     NO_UUID = "no UUID"
-    """It appends what can't be known again."""
+    """Append a message without a UUID, whose duplicates can't be recognized."""
 
 
 class Publication(NamedTuple):
-    """One act."""
+    """One act of one producer."""
 
     producer: bytes
     act: ProducerAct
     number: int
-    """By how much the clock rises, or how many messages it is of."""
+    """How far the clock advances; for ACKNOWLEDGE_PART and REPEAT, a number of
+    messages."""
 
 
 class JournalHistory(NamedTuple):
-    """What is in a journal, and what is committed of it."""
+    """The messages in a journal, and which of them are committed."""
 
     messages: list[Envelope]
     delivered: list[tuple[bytes, int]]
-    """Producer and clock of each message that is to be delivered, acknowledgements
-    among them; of one without a UUID no producer, and its offset."""
+    """Producer and clock of each message that must be delivered, acknowledgements
+    included; for a message without a UUID, an empty producer and the offset."""
 
     @staticmethod
     def name(found: Envelope) -> tuple[bytes, int]:
-        """Return what :attr:`delivered` has of a message."""
+        """Return the entry of a message in :attr:`delivered`."""
         uuid = found.message.uuid
         return (producer_of(uuid), clock_of(uuid)) if uuid.int else (b"", found.begin)
 
     def between(self, begin: int, end: int) -> list[Envelope]:
-        """Return what a replay reads."""
+        """Return the messages that a replay of a range of offsets reads."""
         return [one for one in self.messages if begin <= one.begin < end]
 
     @classmethod
     def of(cls, writes: Sequence[Publication], journal: str = "j") -> JournalHistory:
-        """Return what producers write who are correct."""
+        """Return the history that correct producers write with these acts."""
         history = cls([], [])
         producers: dict[bytes, _Producer] = {}
         for id_, act, number in writes:
@@ -133,7 +134,7 @@ class JournalHistory(NamedTuple):
 
 
 class _Producer:
-    """Writes as a correct one does."""
+    """A correct producer."""
 
     def __init__(self, id_: bytes) -> None:
         self._id = id_
@@ -144,7 +145,7 @@ class _Producer:
     def perform(
         self, act: ProducerAct, number: int, delivered: list[tuple[bytes, int]]
     ) -> list[Opaque]:
-        """Return what it appends; what that commits is put to ``delivered``."""
+        """Return what it appends; add the messages this commits to ``delivered``."""
         span = self._span
         if act is ProducerAct.CONTINUE or (act is ProducerAct.OUTSIDE and span):
             self._clock += number
@@ -153,7 +154,7 @@ class _Producer:
         if act is ProducerAct.REPEAT:
             return [self._message(one, Flags.CONTINUE_TXN) for one in span[-number:]]
         if act is ProducerAct.ACKNOWLEDGE_PART and span:
-            # What is above it is not published again: its clocks are used up.
+            # Dropped messages are not published again: their clocks are used up.
             clock = span[min(number, len(span)) - 1]
             commits = [one for one in span if one <= clock]
         elif act is ProducerAct.ROLL_BACK and self._acked >= 0:
@@ -176,41 +177,42 @@ class _Producer:
 
 
 def publications(max_size: int = 40) -> st.SearchStrategy[list[Publication]]:
-    """Draw what three producers do, most of it within transactions."""
+    """Draw the acts of three producers, mostly within transactions."""
     acts = st.sampled_from([ProducerAct.CONTINUE] * 4 + list(ProducerAct))
     one = st.builds(Publication, st.sampled_from(PRODUCERS), acts, st.integers(1, 4))
     return st.lists(one, max_size=max_size)
 
 
 def histories(max_size: int = 40) -> st.SearchStrategy[JournalHistory]:
-    """Draw what they leave in a journal."""
+    """Draw the histories that :func:`publications` write."""
     return publications(max_size).map(JournalHistory.of)
 
 
 class Crash(NamedTuple):
-    """What befalls a reader."""
+    """A crash, or a checkpoint, of a reader."""
 
     after: int
-    """Steps from the last one on; a message that is read is one, one that is
-    delivered, too."""
+    """Steps since the previous one; reading a message is one step, and so is delivering
+    one."""
     lost: bool
-    """Whether it goes on from its last checkpoint; or else it takes one."""
+    """Whether the reader crashes and resumes from its last checkpoint; else it takes
+    one."""
     ring: int
-    """Of the reader that goes on."""
+    """Ring size (messages held) of the reader that resumes."""
 
 
 def crashes(max_size: int = 12) -> st.SearchStrategy[list[Crash]]:
-    """Draw checkpoints and crashes, and the rings of who goes on."""
+    """Draw checkpoints and crashes, with the ring sizes of the resuming readers."""
     one = st.builds(Crash, st.integers(1, 12), st.booleans(), st.sampled_from(_RINGS))
     return st.lists(one, max_size=max_size)
 
 
 class Damage(NamedTuple):
-    """What befalls a file."""
+    """Damage to a file."""
 
     kind: Literal["cut", "flip"]
     at: int
-    """Of its bytes how many are left; of its bits which is another."""
+    """Number of bytes kept by a cut, or of the bit that is flipped."""
 
     def inflict(self, data: bytes) -> bytes:
         """Return the damaged file."""
@@ -240,14 +242,14 @@ class CommittedMessages(Protocol):
         """Return the next message, without acknowledgements; None if there is none."""
 
     def position(self) -> Checkpoint:
-        """Return where it stands: all messages it has returned are done."""
+        """Return the position after all messages it has returned, which are done."""
 
     def close(self) -> None:
-        """End."""
+        """Close the reader."""
 
 
 class _Writer:
-    """A publisher, what it has open, and what it may append again."""
+    """A publisher, its open transaction, and the frames that it may append again."""
 
     def __init__(self, appender: Appender, producer: bytes) -> None:
         self.journals = _RepeatableAppender(appender)
@@ -262,7 +264,7 @@ class _Writer:
         self.open: list[int] = []
 
     def append(self, journal: str, frame: bytes) -> None:
-        """Append a frame until that is certain."""
+        """Append a frame, and retry until that is confirmed."""
         for _ in range(10):
             try:
                 self.journals.start_append(journal).release(frame).wait()
@@ -279,7 +281,7 @@ class _Writer:
             frames[:] = kept
 
     def roll_back(self) -> None:
-        """Drop what is open, and go on under the same id."""
+        """Drop the open transaction, and continue under the same id."""
         for journal, frames in self.journals.frames.items():
             acknowledged = 0
             for uuid in map(_uuid_of, frames):
@@ -296,7 +298,7 @@ class _Writer:
 
 
 class _RepeatableAppender:
-    """An appender that keeps the frames that were appended through it."""
+    """An appender that records the frames appended through it."""
 
     def __init__(self, appender: Appender) -> None:
         self.appender = appender
@@ -331,7 +333,7 @@ _WRITERS: Final = st.integers(0, 2)
 
 class JournalMachine(RuleBasedStateMachine):
     """
-    Compares what a reader delivers with what was committed, whichever side crashes.
+    Checks that a reader delivers what was committed, whichever side crashes.
 
     ::
 
@@ -348,32 +350,33 @@ class JournalMachine(RuleBasedStateMachine):
 
         TestOrders = Orders.TestCase
 
-    Its rules publish in transactions and without, commit, roll back, append again what
-    is there, and have writers and the reader crash. Add rules, and invariants, as to any
-    machine of Hypothesis. Messages are JSON objects of a number.
+    Its rules publish with and without transactions, commit, roll back, append frames
+    again, and crash the writers and the reader. Add rules, and invariants, as to any
+    machine of Hypothesis. Each message is a JSON object with a number.
 
     Attributes:
-        uncertain: Messages that may be there or not: no answer confirmed them.
+        uncertain: Numbers of messages that may be stored or not: their append was not
+            confirmed.
 
     """
 
     def open(self) -> Appender:
-        """Return what appends; called at the start, and after each crash of all."""
+        """Return an appender; called at the start, and after everything has crashed."""
         raise NotImplementedError
 
     def read(
         self,
-        appender: Any,  # noqa: ANN401 - as open() gave
+        appender: Any,  # noqa: ANN401 - from open()
         position: Checkpoint | None,
     ) -> CommittedMessages:
-        """Return a reader that begins at a position, or with the first message."""
+        """Return a reader that begins at a position; None: with the first message."""
         raise NotImplementedError
 
-    def close(self, appender: Any) -> None:  # noqa: ANN401 - as open() gave
-        """Let what :meth:`open` has returned go."""
+    def close(self, appender: Any) -> None:  # noqa: ANN401 - from open()
+        """Release the appender that :meth:`open` returned."""
 
-    def tear(self, appender: Any, writer: int) -> None:  # noqa: ANN401 - as open() gave
-        """Leave what a writer leaves that dies within an append."""
+    def tear(self, appender: Any, writer: int) -> None:  # noqa: ANN401 - from open()
+        """Leave behind what a writer leaves that dies during an append."""
 
     # --- rules --------------------------------------------------------------
 
@@ -392,7 +395,7 @@ class JournalMachine(RuleBasedStateMachine):
 
     @rule(writer=_WRITERS)
     def publish_uncommitted(self, writer: int) -> None:
-        """Append to the transaction of a writer."""
+        """Append a message to the transaction of a writer."""
         self._count += 1
         one = self._writers[writer]
         try:
@@ -406,7 +409,7 @@ class JournalMachine(RuleBasedStateMachine):
 
     @rule(writer=_WRITERS)
     def commit(self, writer: int) -> None:
-        """Acknowledge it; an append that fails is tried again."""
+        """Commit the transaction of a writer; retry appends that fail."""
         one = self._writers[writer]
         for journal, frame in one.publisher.build_ack_intents():
             one.append(journal, frame)
@@ -415,7 +418,7 @@ class JournalMachine(RuleBasedStateMachine):
 
     @rule(writer=_WRITERS)
     def publish_committed(self, writer: int) -> None:
-        """Append without a transaction, if the writer has none open."""
+        """Append a message outside a transaction, if the writer has none open."""
         one = self._writers[writer]
         if one.open:
             return
@@ -431,17 +434,17 @@ class JournalMachine(RuleBasedStateMachine):
 
     @rule(writer=_WRITERS, count=st.integers(1, 5))
     def repeat(self, writer: int, count: int) -> None:
-        """Append the last frames of a writer again, in their order."""
+        """Append the last frames of a writer again, in order."""
         self._writers[writer].repeat(count)
 
     @rule(writer=_WRITERS)
     def roll_back(self, writer: int) -> None:
-        """Drop the transaction of a writer, which goes on under its id."""
+        """Drop the transaction of a writer, which continues under its id."""
         self._writers[writer].roll_back()
 
     @rule(writer=_WRITERS)
     def crash_writer(self, writer: int) -> None:
-        """Let a writer die, maybe within an append; another takes its place."""
+        """Crash a writer, maybe during an append, and replace it by another."""
         self._writers[writer] = self._writer()
         self.tear(self._appender, writer)
 
@@ -453,7 +456,7 @@ class JournalMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 4))
     def crash_reader(self, count: int) -> None:
-        """Let the reader die with messages it has no position for."""
+        """Read some messages, and crash the reader before it stores the position."""
         self._take(count)
         self._reader.close()
         self._read.clear()
@@ -461,7 +464,7 @@ class JournalMachine(RuleBasedStateMachine):
 
     @rule()
     def crash_all(self) -> None:
-        """Begin anew with what is stored."""
+        """Crash all writers and the reader, and reopen what is stored."""
         self._reader.close()
         self.close(self._appender)
         self._read.clear()
@@ -470,7 +473,7 @@ class JournalMachine(RuleBasedStateMachine):
         self._reader = self.read(self._appender, self._position)
 
     def teardown(self) -> None:
-        """Read all that is left, and compare."""
+        """Read all remaining messages, and compare with what was committed."""
         if not hasattr(self, "_reader"):
             return
         try:
@@ -481,7 +484,7 @@ class JournalMachine(RuleBasedStateMachine):
             assert len(numbers) == len(set(numbers)), "some are delivered twice"
             certain = set(numbers) - self.uncertain
             assert certain == set(self._committed), "not what was committed"
-            # A producer's messages have their order within a journal.
+            # A producer's messages are in order within a journal.
             assert sorted(self._done) == sorted(self._done, key=lambda one: one[:2])
         finally:
             self._reader.close()
@@ -516,10 +519,10 @@ def _uuid_of(frame: bytes) -> UUID:
 
 def _repeatable(frames: list[bytes]) -> list[bytes]:
     """
-    Return what may be appended again.
+    Return the last frames that may be appended again.
 
-    An acknowledgement that is repeated behind what was committed later takes that back:
-    readers log it as the loss of exactly once. Who retries an append does not do it.
+    An acknowledgement that is repeated after later messages were committed rolls those
+    back: readers log it as a loss of exactly-once. Retries of an append never do that.
     """
     found: list[bytes] = []
     for frame in reversed(frames):

@@ -8,9 +8,9 @@ A daemon for one record processor, without Java and without AWS.
         assert await processor.end() == 0
         assert processor.stored.sequence == "SHARD_END"
 
-No restart and no pool: a processor is given what a test gives it, and everything that
-was written and read is kept. Its checkpoints are judged as the daemon's library does it, and
-what goes wrong at one of them is in a plan of faults.
+There is no restart and no pool: a processor gets what a test gives it, and everything
+written and read is recorded. Its checkpoints are judged by the rules of the daemon's
+library, and a fault plan decides what goes wrong at a checkpoint.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ MARKS: Final = {
     Channel.STDIN: (Side.SUPERVISOR, ">"),
     Channel.STDOUT: (Side.WORKER, "<"),
 }
-"""What passes where, and how it is marked."""
+"""The side that writes to a channel, and the mark that precedes its messages."""
 ENDS: Final = {
     FaultKind.LOSE_LEASE: FarewellReason.LOST,
     FaultKind.REQUEST_SHUTDOWN: FarewellReason.DRAIN,
@@ -65,15 +65,15 @@ ENDS: Final = {
     FaultKind.SPLIT_SHARD: FarewellReason.ENDED,
     FaultKind.MERGE_SHARDS: FarewellReason.ENDED,
 }
-"""Faults that end the life of a processor, and why it ends."""
+"""Faults that end a processor, and the reason it is given."""
 
 
 class Asked(NamedTuple):
-    """A checkpoint that would have been stored."""
+    """A request for a checkpoint at a valid position, and its result."""
 
     position: ShardPosition
     error: str | None
-    """Name of the exception that it was answered with."""
+    """Name of the exception that it failed with; None: it was stored."""
 
 
 class ProcessorUnderTest(UnderTest):
@@ -82,22 +82,22 @@ class ProcessorUnderTest(UnderTest):
 
     Args:
         stage: Command, dialect and environment of the processor.
-        assignment: The shard, and where the processor begins in it.
+        assignment: The shard, and the position in it to begin at.
         faults: What goes wrong at its checkpoints.
-        launch: What starts it.
+        launch: Starts the processor.
         timeout: How long it may take for an action, in seconds.
-        on_data: Called with what went one way, as the dialect's reader names it, and
-            the channel.
+        on_data: Called with the channel and the data of each read or write.
 
     Attributes:
-        asked: Checkpoints that it has asked for and that would have been stored.
-        noise: Lines that mean nothing.
-        given: Records that it was given.
-        number: Checkpoints of its shard that would have been stored, to count faults.
-        errors: Names of exceptions with which its next checkpoints are answered.
-        parted: What ends its life, of what went wrong at a checkpoint.
-        killed: It was, for such a fault: where the next one is to begin, or nothing:
-            at the last that was stored.
+        asked: Checkpoints at valid positions that it has asked for.
+        noise: Lines of its output that are not messages.
+        given: Number of records given to it.
+        number: Number of such checkpoints, by which faults are counted; may be set to
+            continue the count of an earlier processor of the shard.
+        errors: Names of the exceptions that its next checkpoints fail with.
+        parted: The fault at a checkpoint that ended it, if any.
+        killed: If it was killed by a restart, the checkpoint at which the next
+            processor begins; empty: at the last one stored.
 
     """
 
@@ -128,21 +128,21 @@ class ProcessorUnderTest(UnderTest):
         self.killed: str | None = None
         self._faults = (faults or FaultPlan()).due({"ETLSTAGE_WORKER": assignment.name})
         self._on_data = on_data
-        self._shown = 0  # entries of the transcript that were passed on
+        self._shown = 0  # transcript entries passed to on_data
         self._fault = ""
-        self._left = False  # by the end of its stdout
+        self._left = False  # the fault is that its stdout ended
         self._answers: list[tuple[float, CommitAnswered]] = []
-        self._cut = False  # stdin was closed in place of an answer
+        self._cut = False  # stdin is closed instead of an answer
         self._due = anyio.Event()
 
     @property
     def stored(self) -> ShardPosition:
-        """What was checkpointed last."""
+        """The last checkpoint that was stored."""
         return self.session.stored
 
     @property
     def said(self) -> list[str]:
-        """The transcript, by name; ``>`` is in front of what it was sent."""
+        """The messages of the transcript, by name; ours begin with ``>``."""
         reader = kit_of(self.stage.dialect).reader()
         assert reader is not None
         return [
@@ -155,7 +155,7 @@ class ProcessorUnderTest(UnderTest):
 
     @property
     def broken(self) -> str:
-        """How it has broken the protocol, as a part of a sentence; empty: it has not."""
+        """How it broke the protocol, as part of a sentence; empty: it did not."""
         return "" if self._left else self._fault
 
     async def __aenter__(self) -> Self:
@@ -174,7 +174,7 @@ class ProcessorUnderTest(UnderTest):
 
     async def initialized(self) -> None:
         """
-        Wait until it has initialized; all else does it, too.
+        Wait until it has initialized, which :meth:`give` and :meth:`end` do, too.
 
         Raises:
             WorkerMisbehaved: If it breaks the protocol, exits or takes too long.
@@ -201,14 +201,14 @@ class ProcessorUnderTest(UnderTest):
         )
 
     def begin(self, records: Run) -> None:
-        """Give records as one action, and wait for nothing."""
+        """Give records as one action, without waiting."""
         first, self.given = self.given + 1, self.given + len(records)
         self.session.send(Opened(first, records), anyio.current_time())
         self._due.set()
 
     async def end(self, why: FarewellReason = FarewellReason.ENDED) -> int:
         """
-        End its life, and return the exit status.
+        Ask it to end, wait for its exit, and return the exit status.
 
         Raises:
             WorkerMisbehaved: If it breaks the protocol or takes too long.
@@ -224,16 +224,16 @@ class ProcessorUnderTest(UnderTest):
         return await self.exited()
 
     async def close(self) -> int:
-        """End its life, unless it has ended, and return the exit status."""
+        """End it, unless it has ended, and return the exit status."""
         if self.session.state is State.ENDED:
             return await self.exited()
         if self.closed:
-            # It was not asked to end: only a signal is wrong.
+            # It was not asked to end, so any exit status is fine, but no signal.
             return min(0, await self.exited())
         return await self.end()
 
     async def restart(self, begin: str = "") -> NoReturn:
-        """Kill it; the next one is to begin at a checkpoint, or at the last stored."""
+        """Kill it; the next one begins at ``begin``, by default the last checkpoint."""
         self.killed = begin
         self.signal(SIGKILL)
         await self.until(lambda: False, "did not exit")
@@ -250,14 +250,14 @@ class ProcessorUnderTest(UnderTest):
         return status
 
     async def until(self, done: Callable[[], bool], otherwise: Otherwise) -> None:
-        """Wait for something that the processor is to do while it lives."""
+        """Wait for something that the processor has to do while it runs."""
         async with self.deadline(otherwise):
             while not self._fault and not done():
                 await self.changed()
                 self._tell()
         self._tell()
         if self._fault:
-            # How it exited shows more than that its output has ended.
+            # Its exit status is more telling than the end of its output.
             with anyio.move_on_after(0.5 if self._left else 0.0):
                 while not self.gone:
                     await self.changed()
@@ -267,10 +267,10 @@ class ProcessorUnderTest(UnderTest):
 
     def blame_illegal(self) -> None:
         """
-        Do nothing, unless a checkpoint was refused as an illegal argument.
+        Fail if a checkpoint was rejected as an illegal argument.
 
         Raises:
-            WorkerMisbehaved: If one was.
+            WorkerMisbehaved: If a checkpoint was.
 
         """
         if illegal := self.refused(ILLEGAL_ARGUMENT):
@@ -281,7 +281,7 @@ class ProcessorUnderTest(UnderTest):
             self.fail(self._fault)
 
     def refused(self, error: str) -> list[str]:
-        """Return the checkpoints that were answered with the name of an exception."""
+        """Return the checkpoints that failed with the exception of that name."""
         return [
             text.removeprefix("> checkpoint ").partition(":")[0]
             for text in self.said
@@ -291,7 +291,7 @@ class ProcessorUnderTest(UnderTest):
     # --- how ----------------------------------------------------------------
 
     def take(self, data: bytes) -> bool:
-        """Take what it writes to stdout; all of it is read."""
+        """Receive from its stdout; always continue."""
         now = anyio.current_time()
         if data:
             self.session.receive_data(data, now)
@@ -339,14 +339,14 @@ class ProcessorUnderTest(UnderTest):
                         error = SHUTDOWN
         self.asked.append(Asked(position, error))
         if self.killed is not None:
-            # It is stored, and the processor is gone.
+            # The checkpoint is stored, but the processor can't read the answer.
             self.session.send(CommitAnswered(position, error), now)
             self.signal(SIGKILL)
         elif answered:
             self._answers.append((now + late, CommitAnswered(position, error)))
 
     async def _write(self) -> None:
-        """Write what there is to be sent, when it is time."""
+        """Write the session's output, and answer checkpoints when due."""
         while True:
             self._due = anyio.Event()
             now = anyio.current_time()
@@ -355,7 +355,7 @@ class ProcessorUnderTest(UnderTest):
                     self._answers.remove((at, answer))
                     self.session.send(answer, now)
             self._look(now)
-            with suppress(BrokenPipeError):  # it is gone, and that is read
+            with suppress(BrokenPipeError):  # its exit is noticed elsewhere
                 while out := self.session.data_to_send():
                     await self.write(b"".join(out))
                     if SEND_EOF in out and not self.closed:
@@ -377,5 +377,5 @@ class ProcessorUnderTest(UnderTest):
 
 
 def _part(text: str) -> str:
-    """Return what a processor did as a part of a sentence."""
+    """Return the text of an error as part of a sentence about the processor."""
     return text.partition(": the processor ")[2] or f"broke the protocol: {text}"

@@ -1,8 +1,8 @@
 """
-A daemon on the terminal: shards of records from a file, one processor for each.
+A simulated daemon: shards of records from a file, with one processor for each.
 
-What both sides send is shown by name, with records decoded; at the end, what was
-checkpointed of each shard.
+It prints what both sides send, by name and with records decoded, and at the end the
+checkpoint of each shard.
 """
 
 from __future__ import annotations
@@ -42,31 +42,31 @@ from etlstage.transport import Launch, launch_worker
 __all__ = ("StreamRecord", "StreamShard", "records_of", "shards_of", "simulate")
 
 _HASHES: Final = 2**128  # of partition keys
-_STARTS: Final = 1_000  # processes that a shard may have, by faults of ours
+_STARTS: Final = 1_000  # processes of a shard, at most, if faults restart them
 _PARTS: Final = FaultKind.SPLIT_SHARD, FaultKind.MERGE_SHARDS
 
 
 class StreamRecord(NamedTuple):
-    """What is put into a stream once."""
+    """A record as it is put into a stream."""
 
     data: bytes
     key: str
     time: int | None = None
-    """When it arrived, in milliseconds since 1970; None: now."""
+    """Arrival time, in milliseconds since 1970; None: now."""
 
 
 @dataclass
 class StreamShard:
-    """A part of a stream, in order."""
+    """A shard of a stream, with its records in order."""
 
     name: str
     keys: range
-    """Hashes of the partition keys that fall to it."""
+    """Hashes of the partition keys that belong to it."""
     positions: list[Rank] = field(default_factory=list)
     records: list[StreamRecord] = field(default_factory=list)
 
     def run(self, begin: int, end: int) -> Run:
-        """Return some of its records, as a session takes them."""
+        """Return a range of its records, in the form that a session takes."""
         now = time.time_ns() // 1_000_000
         records, positions = self.records[begin:end], self.positions[begin:end]
         columns: dict[str, Sequence[Any]] = {
@@ -83,13 +83,13 @@ class StreamShard:
         return bisect_right(self.positions, rank(position))
 
     def repeat(self, place: int, times: int) -> None:
-        """Have one of its records there so many times, put as one."""
+        """Replace a record by ``times`` copies that share its sequence number."""
         number, _ = self.positions[place]
         self.positions[place : place + 1] = [(number, sub) for sub in range(times)]
         self.records[place : place + 1] = [self.records[place]] * times
 
     def fill(self, records: Iterable[tuple[Rank, StreamRecord]]) -> None:
-        """Put those of some records into it that fall to it, in order."""
+        """Insert those of ``records`` whose keys belong to the shard, in order."""
         for position, record in records:
             hashed = md5(record.key.encode(), usedforsecurity=False).digest()
             if int.from_bytes(hashed) in self.keys:
@@ -98,7 +98,7 @@ class StreamShard:
                 self.records.insert(at, record)
 
     def cut(self, place: int) -> list[tuple[Rank, StreamRecord]]:
-        """Return its records from there on, which it has no more."""
+        """Remove and return its records from ``place`` on."""
         rest = list(zip(self.positions[place:], self.records[place:], strict=True))
         del self.positions[place:], self.records[place:]
         return rest
@@ -109,11 +109,11 @@ def records_of(lines: Sequence[bytes]) -> list[StreamRecord]:
     Return the records of a file.
 
     Args:
-        lines: Each is the data of one; or a JSON object with ``data``, a text, or
-            ``base64`` in its place, and perhaps ``key`` and ``time``.
+        lines: Each is the data of a record; or a JSON object with ``data`` (a text) or
+            ``base64``, and optionally ``key`` and ``time``.
 
     Raises:
-        ConfigError: If one has a key that it can't have.
+        ConfigError: If the ``base64``, ``key`` or ``time`` of a record is invalid.
 
     """
     return [_record(number, line) for number, line in enumerate(lines, 1)]
@@ -147,7 +147,7 @@ def _record(number: int, line: bytes) -> StreamRecord:
 
 
 def shards_of(records: Sequence[StreamRecord], count: int) -> list[StreamShard]:
-    """Return shards, each with the records whose keys fall to it, as Kinesis has it."""
+    """Return shards, with records distributed by key hash, as Kinesis does it."""
     bounds = [_HASHES * n // count for n in range(count + 1)]
     shards = [_shard(n, range(*bounds[n : n + 2])) for n in range(count)]
     numbered: list[tuple[Rank, StreamRecord]] = [
@@ -170,25 +170,25 @@ async def simulate(
     tell: Callable[[str], None],
     faults: FaultPlan | None = None,
     begin: str | None = None,
-    timeout: float = 10.0,  # noqa: ASYNC109 - of each action, in the processor
+    timeout: float = 10.0,  # noqa: ASYNC109 - per action, by the processor
 ) -> bool:
     """
-    Run a processor for each shard; return whether all of them did well.
+    Run a processor for each shard; return whether none of them failed.
 
-    A shard that ends has to be checkpointed to its end; then those begin that have the
-    rest of its records, if it was split or merged.
+    A shard that was split or merged has children with the rest of its records. They
+    begin only once all their parents were checkpointed at their end.
 
     Args:
-        stage: Of the processors.
-        shards: What they are given.
-        size: Records of an action, at most.
-        tell: Is given each line.
-        faults: What goes wrong in each of them.
-        begin: The checkpoint behind which they begin, such as ``7`` or ``7.2``.
-        timeout: How long one may take for an action, in seconds.
+        stage: The stage of the processors.
+        shards: The shards at the start.
+        size: Maximum number of records of an action.
+        tell: Called with each line of output.
+        faults: What goes wrong in each processor.
+        begin: The checkpoint after which they begin, such as ``7`` or ``7.2``.
+        timeout: How long a processor may take for an action, in seconds.
 
     Raises:
-        ConfigError: If ``begin`` is no checkpoint, or a fault can't happen.
+        ConfigError: If ``begin`` is not a checkpoint, or a fault can't happen.
         WorkerStartFailed: If the program can't be run.
 
     """
@@ -237,7 +237,7 @@ async def simulate(
 
 
 def _parted(stage: Stage, faults: FaultPlan) -> tuple[FaultPlan, Launch]:
-    """Return the faults of the daemon, and what starts processes with the others."""
+    """Return the faults of the daemon, and a launch that does the others."""
     of_daemon = Moment.ACTION, Moment.CHECKPOINT
     mine = [each for each in faults.faults if each.at in of_daemon]
     others = [each for each in faults.faults if each.at not in of_daemon]
@@ -257,17 +257,17 @@ def _position(text: str, what: str) -> ShardPosition:
 
 
 class _Lineage:
-    """Which shards there are, and which follow them."""
+    """The shards of a stream, and their children by splits and merges."""
 
     def __init__(self, shards: Sequence[StreamShard]) -> None:
         self._first = [shard.name for shard in shards]
-        self._count = len(shards)  # that there ever were
+        self._count = len(shards)  # of all shards ever created
         self._running = list(shards)
-        self._parents: dict[str, set[str]] = {}  # of those that wait, by name
-        self._children: dict[str, list[StreamShard]] = {}  # by the name of a parent
+        self._parents: dict[str, set[str]] = {}  # that have not ended, by child
+        self._children: dict[str, list[StreamShard]] = {}  # by parent
 
     def divisible(self, shard: StreamShard) -> bool:
-        """Return whether a shard may be split or merged: no child may, or all were."""
+        """Return whether a shard may be split or merged; children never are again."""
         return shard.name in self._first
 
     def merges(self, shard: StreamShard) -> bool:
@@ -275,10 +275,10 @@ class _Lineage:
 
     def end(self, shard: StreamShard, kind: FaultKind, place: int) -> None:
         """
-        Have a shard end in front of a record.
+        End a shard before a record; its children, if any, get the rest.
 
         Raises:
-            ConfigError: If it is to be merged, and there is no other.
+            ConfigError: If there is no other shard to merge it with.
 
         """
         keys = shard.keys
@@ -301,7 +301,7 @@ class _Lineage:
             child.fill(rest)
 
     def over(self, shard: StreamShard, stored: ShardPosition) -> list[StreamShard]:
-        """Drop a shard that is not processed any more; return those that begin now."""
+        """Remove a shard whose processing is over; return the children to begin now."""
         self._running.remove(shard)
         children = self._children.get(shard.name, [])
         if stored.sequence == SHARD_END:
@@ -312,7 +312,7 @@ class _Lineage:
         return begun
 
     def waiting(self) -> list[str]:
-        """Return, in words, which shards could not begin."""
+        """Return a line for each shard that could not begin."""
         return [
             f"not begun: {child} behind {' and '.join(sorted(parents))}"
             for child, parents in self._parents.items()
@@ -337,7 +337,7 @@ class _Lineage:
 
 
 class _ShardRun:
-    """The processors of a shard, one behind the other."""
+    """Runs the processors of one shard, one after the other."""
 
     def __init__(
         self,
@@ -354,7 +354,7 @@ class _ShardRun:
         self._size = size
         self._log = log
         self._actions = 0
-        self._many = 0  # times that the next record comes
+        self._many = 0  # copies of the next record; 0: no fault
 
     async def run(
         self,
@@ -362,7 +362,7 @@ class _ShardRun:
         begin: ShardPosition | None,
     ) -> bool:
         """
-        Give all records to processors; return whether they did well.
+        Give all records to processors; return whether none of them failed.
 
         Raises:
             ConfigError: If a fault can't happen.
@@ -393,7 +393,7 @@ class _ShardRun:
         )
 
     def ended(self) -> str:
-        """Return, in words, what was checkpointed."""
+        """Return the line that reports what was checkpointed."""
         stored, left = self.stored, len(self._shard.records)
         left -= self._shard.covered(stored)
         sub = f".{stored.sub}" if stored.sub else ""
@@ -401,7 +401,7 @@ class _ShardRun:
         return f"checkpointed: {self._shard.name} {stored.sequence}{sub}{what}"
 
     async def _live(self, processor: ProcessorUnderTest) -> None:
-        """Give what is not checkpointed, an action for so many, and end it."""
+        """Give the records after the checkpoint, in actions, and end the processor."""
         await processor.initialized()
         shard, end = self._shard, await self._before(processor)
         place = shard.covered(processor.stored)
@@ -420,7 +420,7 @@ class _ShardRun:
         await processor.end(ENDS[end])
 
     async def _before(self, processor: ProcessorUnderTest) -> FaultKind | None:
-        """Have done what happens before an action; return what ends the life."""
+        """Do the faults due before an action; return one that ends the processor."""
         self._actions += 1
         end: FaultKind | None = None
         for fault in self._faults.due(Moment.ACTION, self._actions, b""):
@@ -441,7 +441,7 @@ class _ShardRun:
 
 
 class _ConversationPrinter:
-    """Prints the conversation: a line for each message, and for each of stderr."""
+    """Prints the conversation: a line for each message, and each line of stderr."""
 
     def __init__(
         self, reader: FrameReader | None, tell: Callable[[str], None], lead: str
@@ -458,7 +458,7 @@ class _ConversationPrinter:
             for text in self._reader.read(side, data):
                 self.show(f"{mark} {text}")
         elif channel is Channel.STDERR:
-            # A print() to a pipe may be a write for each of its arguments.
+            # One print() to a pipe may be several writes, one per argument.
             *lines, self._begun = (self._begun + data).split(b"\n")
             for line in lines:
                 self.show(f"! {line.decode(errors='replace')}")

@@ -1,7 +1,7 @@
 """
-A stage under Hypothesis's rules: messages, batches, restarts and deaths, in any order.
+Hypothesis rules for a stage: messages, batches, restarts and kills, in any order.
 
-It needs the extra ``testing``.
+This module needs the extra ``testing``.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ def given_worker(
     messages: st.SearchStrategy[list[bytes]] | None = None,
     settings: hypothesis.settings | None = None,
     timeout: float = 10.0,
-    **options: Any,  # noqa: ANN401 - a stage's
+    **options: Any,  # noqa: ANN401 - settings of a stage
 ) -> Callable[[Test], Test]:
     """
-    Have a test run for what a worker replies to messages that Hypothesis draws.
+    Decorate a test of a worker's replies to messages that Hypothesis draws.
 
     ::
 
@@ -57,20 +57,20 @@ def given_worker(
             for message, reply in zip(messages, replies):
                 assert reply.outputs == (message.strip(),)
 
-    Each example has a process of its own. Where the stage works in batches, an example
-    is a batch, to which there is one reply.
+    Each example has a process of its own. If the stage works in batches, an example is
+    a batch, which has one reply.
 
     Args:
         tested: A command, a script or a stage.
-        messages: Draws what is sent at once; by default up to five messages, which look
-            as much like markers as they may.
-        settings: Hypothesis's; by default 50 examples, which may take their time.
+        messages: Draws the messages to send at once; by default up to five, which
+            resemble markers as much as is allowed.
+        settings: Hypothesis settings; by default 50 examples, without a deadline.
         timeout: How long each wait for the worker may take, in seconds.
-        options: Of :class:`~etlstage.Stage`.
+        options: Settings of :class:`~etlstage.Stage`.
 
     Raises:
-        WorkerMisbehaved: By the test, if the worker does not keep to the protocol, or
-            to what ``expect`` of the stage has for each reply.
+        WorkerMisbehaved: By the test, if the worker breaks the protocol, or a reply
+            breaks the stage's ``expect``.
 
     """
     stage, launch = stage_of(tested, **options)
@@ -114,13 +114,13 @@ _PATIENT: Final[Mapping[str, Any]] = {
     "restart": RestartPolicy(max=1_000_000, delay=0.001, max_delay=0.001),
     "on_error": ErrorPolicy(budget=ErrorBudget(share=1.0)),
 }
-"""We kill as often as we like, and a message once."""
-_STEPS: Final = 30  # steps of the event loop, at most, before a death
+"""We may kill workers without limit, but each message is hit by one kill only."""
+_STEPS: Final = 30  # turns of the event loop, at most, before a kill
 
 
 class WorkerMachine(RuleBasedStateMachine):
     """
-    Compares a stage, whatever befalls its workers, with a model.
+    Compares a stage, whose workers are killed at any time, with a model.
 
     ::
 
@@ -132,19 +132,19 @@ class WorkerMachine(RuleBasedStateMachine):
 
         TestClean = Clean.TestCase
 
-    Its rules ask messages, or a batch, kill the worker while it has nothing to do, and
-    kill it while it holds messages: these are tried again, so the same comes out. Add
-    rules, and invariants, as to any machine of Hypothesis; :meth:`ask` is for them.
+    Its rules submit messages, or a batch, kill the worker while it is idle, and kill it
+    while it holds messages: these are retried, so the outcome must be the same. Add
+    rules, and invariants, as to any machine of Hypothesis; they may use :meth:`ask`.
 
     Attributes:
-        tested: A command, a script or a stage. The time of a script is virtual.
-        options: Of :class:`~etlstage.Stage`; how often a worker may be restarted, and a
-            message be tried again, is this machine's.
-        messages: Draws what is asked at once; by default up to five messages.
-        faults: Draws what is done to the workers beside that; then a message may be lost,
-            but what comes out is right. See :func:`~etlstage.testing.strategies.fault_plans`.
-        keeps_state: Whether a reply depends on what came before: then it is unknown
-            what is right when a worker is killed while it holds messages.
+        tested: A command, a script or a stage. A script runs in virtual time.
+        options: Settings of :class:`~etlstage.Stage`; ``restart`` and ``on_error`` are
+            set by this machine.
+        messages: Draws the messages submitted at once; by default up to five.
+        faults: Draws further faults of the workers; then messages may fail, but all
+            outputs must be right; see :func:`~etlstage.testing.strategies.fault_plans`.
+        keeps_state: Whether a reply depends on earlier messages. Then a worker is not
+            killed while it holds messages, as the right outcome would be unknown.
 
     """
 
@@ -156,18 +156,18 @@ class WorkerMachine(RuleBasedStateMachine):
 
     def model(self, asked: Any) -> Iterable[bytes]:  # noqa: ANN401 - by the stage
         """
-        Return the outputs to a message, or to a list of them where there are batches.
+        Return the outputs for a message; in a stage with batches, for a list of them.
 
-        ``raise worker.Refuse`` where the worker refuses; why does not matter.
+        Raise ``worker.Refuse`` if the worker must refuse; the reason is not compared.
         """
         raise NotImplementedError
 
     def restarted(self) -> None:
-        """Note that the worker is a new one, if the model has a state."""
+        """Reset the state of the model, if it has any: the worker is a new one."""
 
     def __init__(self) -> None:
         super().__init__()
-        tested = type(self).tested  # of an instance a script would be a method
+        tested = type(self).tested  # via self, a script would become a method
         self._stage, launch = stage_of(tested, **{**self.options, **_PATIENT})
         self._launch = _Watched(launch)
         markers = getattr(self._stage.dialect, "markers", None)
@@ -190,27 +190,27 @@ class WorkerMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def ask_some(self, data: st.DataObject) -> None:
-        """Ask messages, or a batch."""
+        """Submit messages, or a batch."""
         messages = data.draw(self._drawn, label="messages")
         self._compare(messages, self.ask(messages), whole=self.faults is None)
 
     @rule()
     def restart(self) -> None:
-        """Kill the workers, which have nothing to do."""
+        """Kill the workers while they are idle."""
         self._supervisor.run(self._launch.kill())
         self.restarted()
 
     @precondition(lambda self: not self.keeps_state)
     @rule(data=st.data(), steps=st.integers(0, _STEPS))
     def ask_and_kill(self, data: st.DataObject, steps: int) -> None:
-        """Ask, and kill the workers after so many steps of the event loop."""
+        """Submit messages, and kill the workers after turns of the event loop."""
         messages = data.draw(self._drawn, label="messages")
         results = self._supervisor.run(self._killed(messages, steps))
         self.restarted()
         self._compare(messages, results, whole=False)
 
     def ask(self, messages: Sequence[bytes]) -> list[Result]:
-        """Return what becomes of the messages."""
+        """Submit messages, and return their results."""
         return self._supervisor.run(self._submitted(messages))
 
     def teardown(self) -> None:
@@ -238,12 +238,12 @@ class WorkerMachine(RuleBasedStateMachine):
         self, messages: list[bytes], results: list[Result], *, whole: bool
     ) -> None:
         """
-        Compare with the model.
+        Compare results with the model.
 
         Args:
-            messages: What was asked.
-            results: What became of it.
-            whole: Whether we know that all of them were one batch, if it was not
+            messages: The messages that were submitted.
+            results: Their results.
+            whole: Whether they are known to have been one batch, unless that was
                 refused.
 
         """
@@ -260,7 +260,8 @@ class WorkerMachine(RuleBasedStateMachine):
         ):
             assert self._agree(expected, results), _difference(expected, results)
         else:
-            # Halved, or as large as the worker wants: in some parts it must fit.
+            # Batches may have been halved, or filled by the worker: some division
+            # into batches must agree with the model.
             assert self._fits(results), _difference(expected, results)
 
     def _fits(self, results: list[Result]) -> bool:
@@ -271,12 +272,12 @@ class WorkerMachine(RuleBasedStateMachine):
         )
 
     def _agree(self, expected: Expected, results: Sequence[Result]) -> bool:
-        """Return whether an exchange came out so; its last message has the reply."""
+        """Return whether results of an exchange agree; its last one has the outputs."""
         errors = [result.error for result in results if result.error is not None]
         if errors and len(results) == 1 and self.faults is not None:
             return True
         if isinstance(expected, worker.Refuse):
-            # A batch is halved until the message at fault is refused alone.
+            # A batch is halved until the offending message is refused alone.
             return len(results) == 1 and isinstance(results[0].error, WorkerRefusal)
         outputs = [result.outputs for result in results]
         wanted = [()] * (len(results) - 1) + [tuple(expected)] * bool(results)
@@ -304,20 +305,20 @@ class _Watched:
         return wire, child
 
     async def kill(self) -> None:
-        """Kill all that live, and wait for their end."""
+        """Kill all running workers, and wait for their exit."""
         for child in (living := [c for c in self._children if c.returncode is None]):
             child.signal(SIGKILL)
-        # The supervisor waits for them; no other code may.
+        # Only the supervisor may call wait() on them.
         while any(child.returncode is None for child in living):  # noqa: ASYNC110
             await asyncio.sleep(0.001)
 
 
 class Held(Generic[Entered]):
     """
-    What is entered, and open between two calls from code that is no coroutine.
+    Keeps an async context manager entered between calls from synchronous code.
 
-    Its event loop runs only during a call. So nothing is done between them, and virtual
-    time stands still.
+    Its event loop runs only during a call. Between calls nothing happens, and virtual
+    time does not pass.
     """
 
     def __init__(self, entered: Entered, *, virtual: bool) -> None:
@@ -329,16 +330,16 @@ class Held(Generic[Entered]):
         self._over = asyncio.Event()
 
     def open(self) -> None:
-        """Enter it, in a task of its own; raise what that raises."""
+        """Enter it, in a task of its own; errors are raised here."""
         self._task = self._runner.get_loop().create_task(self._hold())
         self.run(self._opened.wait())
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run something, unless the supervisor fails meanwhile."""
+        """Run a coroutine; raise the error of the held object if it fails meanwhile."""
         return self._runner.run(self._watched(work))
 
     def close(self) -> None:
-        """Leave it, and end its event loop."""
+        """Exit the context manager, and close the event loop."""
         try:
             if self._task is not None:
                 self._over.set()

@@ -1,5 +1,5 @@
 r"""
-Both sides of a dialect, back to back in memory, with nothing between them.
+Both sides of a dialect, connected in memory without a transport.
 
 ::
 
@@ -34,7 +34,7 @@ Atom: TypeAlias = tuple[str, int, bytes]
 
 
 def atoms(sender: Side, events: Iterable[Event]) -> list[Atom]:
-    """Return messages and ends singly: the same however they came in parts."""
+    """Return single messages and ends, the same however events group them."""
     out: list[Atom] = []
     word = "message" if sender is Side.SUPERVISOR else "output"
     for event in events:
@@ -56,7 +56,7 @@ def atoms(sender: Side, events: Iterable[Event]) -> list[Atom]:
                     end = "answered" if refused is None else "refused"
                     out.append((end, first + place, (refused or "").encode()))
             case Wanted():
-                pass  # a supervisor sees it as room
+                pass  # on the supervisor's side it is room, not an event
             case Failed(error):
                 out.append(("failed", 0, str(error).encode()))
             case _:
@@ -67,7 +67,7 @@ def atoms(sender: Side, events: Iterable[Event]) -> list[Atom]:
 def deliver(
     data: Iterable[bytes], session: DialectSession, *, cuts: Collection[int] = ()
 ) -> bytes:
-    """Hand over what ``data_to_send()`` returned, and return the bytes."""
+    """Pass the result of ``data_to_send()`` to a session, and return the bytes."""
     wire = b""
     for chunk in data:
         if chunk == SEND_EOF:
@@ -80,18 +80,18 @@ def deliver(
 
 class ProtocolPair:
     """
-    Joins a supervisor's side and a worker's side of one session.
+    Connects the supervisor's side and the worker's side of a dialect.
 
-    What one side sends must be just what the other receives, or :meth:`send` raises
+    Each side must receive exactly what the other sends, or :meth:`send` raises
     AssertionError.
 
     Args:
-        dialect: What both speak.
-        limits: How much either may make the other hold.
+        dialect: The dialect of both sides.
+        limits: Size limits that either side enforces.
 
     Attributes:
-        supervisor: One session.
-        worker: The other.
+        supervisor: The supervisor's session.
+        worker: The worker's session.
 
     """
 
@@ -103,21 +103,21 @@ class ProtocolPair:
 
     @property
     def owed(self) -> int:
-        """How many exchanges are open, which both sides know alike."""
+        """Number of open exchanges, on which both sides must agree."""
         assert self.supervisor.owed == self.worker.owed
         return self.supervisor.owed
 
     def send(self, side: Side, *events: Event, cuts: Collection[int] = ()) -> bytes:
         """
-        Send, check that the other side receives just that, and return the bytes.
+        Send events, check that the other side receives the same, and return the bytes.
 
-        Outputs of a reply may stay with the supervisor until it is complete.
+        The supervisor's session may hold back outputs until their reply is complete.
 
         Args:
-            side: Who sends.
-            events: What is sent.
-            cuts: Before which of the bytes, counted from 0, they are cut;
-                :data:`~etlstage.testing.transcript.BYTEWISE` for each of them.
+            side: The side that sends.
+            events: The events to send.
+            cuts: Offsets at which the bytes are cut;
+                :data:`~etlstage.testing.transcript.BYTEWISE`: at every byte.
 
         """
         here, there = self.supervisor, self.worker
@@ -127,7 +127,7 @@ class ProtocolPair:
             here.send(event, 0.0)
         chunks = here.data_to_send()
         sent = self._sent[side]
-        # A worker that ends its output by that has sent no more to a supervisor.
+        # A worker's farewell that only ends its output is no event on the other side.
         silent = side is Side.WORKER and SEND_EOF in chunks
         sent += atoms(
             side, (e for e in events if not (silent and isinstance(e, Farewell)))

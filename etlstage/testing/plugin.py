@@ -1,12 +1,12 @@
 """
-The plugin for pytest: fixtures that make workers, supervisors and pipelines.
+The pytest plugin: fixtures that make workers, supervisors and pipelines.
 
-They are there wherever etlstage is installed. So this file imports pytest and nothing
-else before a test asks for one of them.
+Pytest loads it wherever etlstage is installed. So this module imports only pytest until
+a test requests one of the fixtures.
 
-None of them is a coroutine: what a test does with it, it does in its own event loop,
-whether that is of pytest-asyncio, strict or auto, of anyio, on trio too, or of
-``anyio.run()`` in a test that is none.
+No fixture is a coroutine: a test uses it in its own event loop, be that of
+pytest-asyncio (strict or auto), of anyio (also on trio), or of ``anyio.run()`` in a
+synchronous test.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _WORKERS = pytest.StashKey["WorkerFactory"]()
 @pytest.fixture
 def worker(request: pytest.FixtureRequest) -> WorkerFactory:
     """
-    Make a worker under test, of which a failure shows the transcript.
+    Make workers under test, whose transcripts are shown when the test fails.
 
     ::
 
@@ -47,7 +47,7 @@ def worker(request: pytest.FixtureRequest) -> WorkerFactory:
 @pytest.fixture
 def supervisor() -> SupervisorFactory:
     """
-    Make a supervisor that is not patient.
+    Make supervisors with short timeouts.
 
     ::
 
@@ -64,7 +64,7 @@ def supervisor() -> SupervisorFactory:
 @pytest.fixture
 def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PipelineFactory]:
     """
-    Run stages between two ends in memory.
+    Run stages between a source and a sink in memory.
 
     ::
 
@@ -85,7 +85,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     """Show the input and output of the workers of a test that failed."""
     if call.when != "call" or call.excinfo is None or _WORKERS not in item.stash:
         return
-    # The error of a worker that failed shows it already.
+    # A WorkerMisbehaved error shows its transcript already.
     if not hasattr(call.excinfo.value, "transcript"):
         for name, text in item.stash[_WORKERS].shown():
             item.add_report_section("call", name, text)

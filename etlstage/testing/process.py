@@ -1,9 +1,8 @@
 """
-A process under test: its pipes, and all that passes through them.
+A process under test: its pipes, and everything that passes through them.
 
-What the bytes mean is no matter of this file: ``conversation.py`` knows it of a worker
-that replies, ``kcl.py`` of one that commits, ``recording/replay.py`` of one that was
-recorded.
+This module does not interpret the bytes: ``conversation.py`` does that for workers that
+reply, ``kcl.py`` for those that checkpoint, ``recording/replay.py`` for recorded ones.
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ __all__ = ("DRAIN", "Otherwise", "Process", "UnderTest", "waits_for_stdin")
 
 DRAIN: Final = 0.5  # seconds for the pipes of a dead process to end
 _CHUNK: Final = 65536  # bytes a read
-_IDLE: Final = 0.02  # seconds without a sign, before it is looked what a worker does
-_TURNS: Final = 8  # of the event loop, in which what is in a pipe is read
-_KEPT: Final = 1024 * 1024  # bytes of what is not judged
-# The number of read(2), and stdin as its first argument.
+_IDLE: Final = 0.02  # seconds without output before checking whether a worker is idle
+_TURNS: Final = 8  # turns of the event loop, enough to read what is in a pipe
+_KEPT: Final = 1024 * 1024  # bytes recorded of output that is not interpreted
+# The system call number of read(2), with stdin as its first argument.
 _READING: Final = {"x86_64": b"0 0x0 ", "aarch64": b"63 0x0 "}.get(platform.machine())
 
 Otherwise: TypeAlias = str | Callable[[], str]
-"""What a process did if it did not what was waited for, as a part of a sentence."""
+"""Describes, as part of a sentence, that a process did not do what was waited for."""
 
 
 class Process(ABC):
@@ -51,18 +50,18 @@ class Process(ABC):
     One process of a stage.
 
     Args:
-        stage: What is started.
-        launch: What starts it.
+        stage: The stage.
+        launch: Starts the process.
 
     Attributes:
         stage: The stage.
-        transcript: The transcript.
+        transcript: Everything written and read so far.
         open: Those of stdout and stderr that have not ended.
-        alive: It has shown so, beside its replies.
-        closed: Its stdin is.
-        gone: It is, and all that it has written was read.
+        alive: Whether it has written to its status pipe.
+        closed: Whether its stdin was closed.
+        gone: Whether it has exited, and all of its output was read.
         status: Exit status, negative for a signal, once it is gone.
-        left: Processes that it has left behind, once it is gone.
+        left: Number of processes that it left behind, once it is gone.
 
     """
 
@@ -84,23 +83,23 @@ class Process(ABC):
 
     @property
     def fate(self) -> str:
-        """What has become of it."""
+        """A description of its exit status, or "running"."""
         return "running" if self.status is None else describe_status(self.status)
 
     @abstractmethod
     def take(self, data: bytes) -> bool:
-        """Take what it writes to stdout, ``b""`` at the end; return whether to go on."""
+        """Receive from its stdout, ``b""`` at its end; return whether to continue."""
 
     async def start(
         self, name: str = "", *, reads: bool | None = None, start: int = 1
     ) -> None:
         """
-        Start it, and read all that it writes from now on.
+        Start the process, and the tasks that read all of its output.
 
         Args:
-            name: Of the worker; by default that of the first of its stage.
-            reads: Whether it has a stdin; by default if its dialect needs one.
-            start: How often it was started, this time included.
+            name: The worker's name; by default that of the stage's first worker.
+            reads: Whether it has a stdin; by default, if its dialect needs one.
+            start: How often the worker was started, this time included.
 
         """
         self._began = anyio.current_time()
@@ -123,8 +122,8 @@ class Process(ABC):
             self._tasks.start_soon(self._look_for_life, self._child.status)
 
     async def kill(self) -> None:
-        """Kill it, whatever it does, and close all."""
-        # Not by the tasks that watch it: what has cancelled us has cancelled them, too.
+        """Kill the process unconditionally, and close its pipes."""
+        # The watching tasks can't do it: if we were cancelled, so were they.
         self._child.kill()
         self._child.kill_heirs()
         self.status = self._child.returncode
@@ -140,7 +139,7 @@ class Process(ABC):
         Write all of ``data`` to its stdin.
 
         Raises:
-            BrokenPipeError: If it has closed that.
+            BrokenPipeError: If the process has closed it.
 
         """
         left = memoryview(data)
@@ -160,35 +159,35 @@ class Process(ABC):
         self._wire.close_write()
 
     def signal(self, number: Signals) -> None:
-        """Send a signal to it and its group."""
+        """Send a signal to the process and its group."""
         self._note(Channel.EVENT, f"{Signals(number).name} was sent".encode())
         self._child.signal(number)
 
     def unread(self) -> int:
-        """Return how many bytes of its stdin it has not read."""
+        """Return the number of bytes in its stdin that it has not read."""
         return self._wire.unread()
 
     def accompany(self, task: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Have something done while it is there."""
+        """Run a task for as long as the process is watched."""
         self._tasks.start_soon(task)
 
     async def changed(self) -> None:
-        """Wait until anything has happened."""
+        """Wait until anything happens."""
         await self._changed.wait()
 
     async def idles(self) -> bool:
-        """Wait for something; return whether nothing can come, as far as is known."""
+        """Wait for a change; return True if the process provably waits for input."""
         if not lives(self._child.pid):
-            await self._changed.wait()  # it has ended, or is no process at all
+            await self._changed.wait()  # it has exited, or is not a real process
             return False
-        # Of all that comes from here on, also between two looks.
+        # Set by any change from here on, also between the checks below.
         changed = self._changed
         with anyio.move_on_after(_IDLE):
             await changed.wait()
             return False
         if self.closed or self._wire.unread() or not waits_for_stdin(self._child.pid):
             return False
-        # What it has written before is in the pipe; we may not have come to read it.
+        # Its earlier output is in the pipe, but we may not have read it yet.
         for _ in range(_TURNS):
             await anyio.lowlevel.checkpoint()
         return not changed.is_set()
@@ -201,7 +200,7 @@ class Process(ABC):
         self.wake()
 
     def wake(self) -> None:
-        """Wake those who wait for a change."""
+        """Wake all tasks in :meth:`changed`."""
         self._changed.set()
         self._changed = anyio.Event()
 
@@ -213,7 +212,7 @@ class Process(ABC):
             elif taken:
                 taken = self.take(data)
                 self._note(channel, data)
-            # What is for people may have no end, nor what comes behind a fault.
+            # The volume of stderr, and of stdout after a fault, may be unlimited.
             elif kept < _KEPT:
                 self._note(channel, data)
                 kept += len(data)
@@ -255,7 +254,7 @@ class Process(ABC):
 
 
 class UnderTest(Process):
-    """A process, and what talks to it as its dialect does."""
+    """A process, together with our side of its dialect."""
 
     noun = "worker"
 
@@ -272,7 +271,7 @@ class UnderTest(Process):
         await self.kill()
 
     async def exited(self, otherwise: str = "did not exit") -> int:
-        """Wait for its end and return the exit status, negative for a signal."""
+        """Wait for its exit, and return the exit status, negative for a signal."""
         async with self.deadline(otherwise):
             while not self.gone:
                 await self.changed()
@@ -280,30 +279,30 @@ class UnderTest(Process):
         return self.status
 
     def fail(self, what: str) -> NoReturn:
-        """Raise :class:`WorkerMisbehaved` with what it did, and the transcript."""
+        """Raise :class:`WorkerMisbehaved` with a description and the transcript."""
         command = f"  command: {harmless(command_line(self.stage))}"
         shown = self.transcript.shown(self.stage.dialect)
         raise WorkerMisbehaved(f"the {self.noun} {what}", f"{command}\n{shown}")
 
     @asynccontextmanager
     async def deadline(self, otherwise: Otherwise) -> AsyncIterator[None]:
-        """Fail if that takes too long."""
+        """Fail if the block takes longer than ``timeout`` seconds."""
         with anyio.move_on_after(self.timeout) as scope:
             yield
         if scope.cancelled_caught:
             self.fail(self.late(otherwise))
 
     def late(self, otherwise: Otherwise) -> str:
-        """Return what it did that has not done something in time."""
+        """Return the description of a wait that timed out."""
         return f"{otherwise} for {self.timeout:g} seconds"
 
 
 def waits_for_stdin(pid: int) -> bool:
     """
-    Return whether a process does nothing but read its stdin, if that is known.
+    Return whether a process provably does nothing but read its stdin.
 
-    It has one thread then, and no child: when nothing is there to be read, nothing
-    will come from it.
+    It has a single thread then, and no children: unless there is something to be read,
+    it will not write anything. False if that can't be determined.
     """
     if _READING is None:
         return False

@@ -1,7 +1,7 @@
 """
-Record processors, as Hypothesis gives them their lives.
+Hypothesis rules for record processors, which are ended and restarted.
 
-It needs the extra ``testing``.
+This module needs the extra ``testing``.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ def actions(
     errors: Sequence[str] = (THROTTLING, DEPENDENCY),
 ) -> st.SearchStrategy[Records]:
     """
-    Draw an action, and what its first checkpoints are answered with.
+    Draw an action, and the errors that its first checkpoints fail with.
 
-    There are two errors at most: a client may give up then.
+    There are at most two errors, as a client may give up after more.
 
     Args:
-        data: Draws that of a record.
-        max_records: How many it has, at most.
-        errors: Names of exceptions that may be drawn.
+        data: Draws the data of a record.
+        max_records: Maximum number of records.
+        errors: Names of the exceptions that may be drawn.
 
     """
     drawn = st.binary(max_size=8) if data is None else data
@@ -69,7 +69,7 @@ def actions(
 
 class ProcessorMachine(RuleBasedStateMachine):
     """
-    Has a record processor process a shard, in one life after another.
+    Has a record processor process a shard, with restarts in between.
 
     ::
 
@@ -78,14 +78,14 @@ class ProcessorMachine(RuleBasedStateMachine):
 
         TestClicks = Clicks.TestCase
 
-    Its rules give records, end a life and begin the next one behind the last
-    checkpoint, and at last end the shard. The processor has to keep to the protocol, and
-    to checkpoint what it was given, in order. Add rules, and invariants such as what it
-    has to have written, as to any machine of Hypothesis.
+    Its rules give records, and restart the processor after its last checkpoint; finally
+    the shard is ended. The processor has to keep to the protocol, and to checkpoint the
+    records it was given, in order. Add rules, and invariants such as what it must have
+    written, as to any machine of Hypothesis.
 
     Attributes:
-        tested: A command, a script or a stage. The time of a script is virtual.
-        dialect: Its settings, unless a stage has them.
+        tested: A command, a script or a stage. A script runs in virtual time.
+        dialect: The dialect and its settings, unless ``tested`` is a stage.
         drawn: Draws an action.
 
     """
@@ -97,15 +97,15 @@ class ProcessorMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.stored: ShardPosition = position_of(None)
-        """What is checkpointed."""
-        self._given: list[tuple[Rank, bytes]] = []  # and not checkpointed
-        self._last = 0  # sequence number that was given
+        """The last checkpoint."""
+        self._given: list[tuple[Rank, bytes]] = []  # records not checkpointed
+        self._last = 0  # sequence number given last
         self._held: Held[ProcessorUnderTest] | None = None
 
     @initialize()
     def start(self) -> None:
-        """Start a processor behind the last checkpoint."""
-        tested = type(self).tested  # of an instance a script would be a method
+        """Start a processor after the last checkpoint; give it the records again."""
+        tested = type(self).tested  # via self, a script would become a method
         stage, launch = stage_of(tested)
         if not isinstance(tested, Stage):
             stage = replace(stage, kind=StageKind.LOAD, dialect=self.dialect)
@@ -128,7 +128,7 @@ class ProcessorMachine(RuleBasedStateMachine):
     @precondition(lambda self: self._held is not None)
     @rule(data=st.data())
     def give(self, data: st.DataObject) -> None:
-        """Give records."""
+        """Give records to the processor."""
         action = data.draw(self.drawn, label="action")
         run = action.run(self._last + 1)
         self._last += len(run)
@@ -141,13 +141,13 @@ class ProcessorMachine(RuleBasedStateMachine):
     @precondition(lambda self: self._held is not None)
     @rule(why=st.sampled_from([FarewellReason.LOST, FarewellReason.DRAIN]))
     def restart(self, why: FarewellReason) -> None:
-        """End its life, and begin another one."""
+        """End the processor, and start another one."""
         self._end(why)
         self.start()
 
     @invariant()
     def goes_on(self) -> None:
-        """Assert that a checkpoint never goes back."""
+        """Check that checkpoints never move backwards."""
         if self._held is not None:
             stored = self._held.entered.stored
             assert rank(self.stored) <= rank(stored)

@@ -1,4 +1,4 @@
-"""What a worker has sent, as its dialect understands it; nothing here waits."""
+"""Reads a worker's output with its dialect; nothing here does I/O, or waits."""
 
 from __future__ import annotations
 
@@ -23,42 +23,42 @@ from etlstage.testing.dialect import kit_of
 
 __all__ = ("TAIL", "Reply", "ReplyReader")
 
-TAIL: Final = 64  # bytes shown of what is not complete
+TAIL: Final = 64  # bytes shown of incomplete output
 
 
 class Reply(NamedTuple):
-    """What a worker replied to one exchange."""
+    """A worker's reply to one exchange."""
 
     outputs: tuple[bytes, ...] = ()
     refused: str | None = None
-    """Why it was rejected, if it was."""
+    """Why the worker refused, if it did."""
 
 
 class ReplyReader:
     """
-    Understands a worker.
+    Turns the output of a worker into replies.
 
     Args:
-        dialect: What it speaks.
-        limits: How much it may make us hold.
-        kind: Of the stage.
+        dialect: The dialect of the worker.
+        limits: Size limits for its messages and replies.
+        kind: Kind of the stage.
         batch: Messages that fill a batch.
 
     Attributes:
         session: Our side of the conversation.
-        events: All that it has sent.
-        fault: How it has broken the protocol, as a part of a sentence.
-        stray: Before which of its bytes, counted from 0, unsolicited output begins;
-            what of it was read at once is chance.
-        unfinished: How many bytes came behind the last reply.
+        events: All events received from the worker.
+        fault: How it has broken the protocol, as part of a sentence.
+        stray: Offset in its output at which unsolicited output begins; how much of that
+            is read at once is a matter of timing.
+        unfinished: Number of bytes received after the last reply.
         partial: Outputs of a reply that is not complete.
-        complete: Replies that were not taken, in the order of the exchanges.
-        ended: Replies to exchanges that have names, by these.
-        asked: Exchanges that have names and are not complete, in order.
-        heard: Bytes that were more than a heartbeat.
-        filling: Whether the last exchange goes on.
+        complete: Complete replies not yet taken, in the order of the exchanges.
+        ended: Replies to named exchanges, by number.
+        asked: Numbers of named exchanges whose replies are not complete, in order.
+        heard: Number of bytes received, heartbeats aside.
+        filling: Whether the last exchange is still open on our side.
         last: Number of the last exchange that was opened.
-        farewell: What it sent of its end, as the end of a sentence; empty: nothing.
+        farewell: The end that it announced, as the end of a sentence; empty: none.
 
     """
 
@@ -91,13 +91,13 @@ class ReplyReader:
             self.note(Opened(1, (), each=False))
 
     def receive(self, data: bytes, now: float) -> bool:
-        """Take what it wrote, ``b""`` at the end; return whether that makes sense."""
+        """Receive output, ``b""`` at its end; return False on a protocol error."""
         owed, dialect = self.session.owed, self._dialect
         if data:
             self.session.receive_data(data, now)
         else:
             self.session.receive_eof(now)
-            # What comes behind its last complete message.
+            # Output after its last complete message.
             if tail := getattr(self.session, "tail", b""):
                 shown = self._kit.shown(tail[:TAIL])
                 self.fault = f"ended its output with what is not complete: {shown}"
@@ -106,7 +106,7 @@ class ReplyReader:
             self.unfinished = max(0, self.unfinished - len(data))
         else:
             self.heard += len(data)
-        # The error of a dialect of runs would be about states.
+        # The dialect's own error would be about its states.
         if (
             self.fault is not None
             and data
@@ -124,7 +124,7 @@ class ReplyReader:
         return self.fault is None
 
     def take_events(self) -> bool:
-        """Take the session's events; return whether there is but a heartbeat."""
+        """Take the session's events; return whether all were signs of life."""
         new = self.session.events_received()
         self.events += new
         for event in new:
@@ -132,7 +132,7 @@ class ReplyReader:
                 case Added(_, messages) if self.session.in_order:
                     self.partial += messages
                 case Ended(_, groups, refusals) if self.session.in_order:
-                    # A worker that is given batches ends none that we have not ended.
+                    # Only a worker that fills its own batches may end one that is open.
                     self.filling = self.filling and not self._asks
                     reasons = {refusal.place: refusal.reason for refusal in refusals}
                     self.unfinished = 0
@@ -161,9 +161,9 @@ class ReplyReader:
 
     def opened(self, runs: Sequence[Run]) -> list[Event]:
         """
-        Return what opens, by its number, an exchange for each of these runs.
+        Return the events that open an exchange for each of these runs.
 
-        There are as many as the worker may have at once, and at least one.
+        With named exchanges, only as many as the worker has room for, and at least one.
         """
         dialect, in_order = self._dialect, self.session.in_order
         if in_order and not dialect.shape.batches:
@@ -177,7 +177,7 @@ class ReplyReader:
         ]
 
     def note(self, event: Event) -> None:
-        """Record what is sent to the worker."""
+        """Record an event that is sent to the worker."""
         match event:
             case Opened(first, messages, each, ended):
                 self.last = first + len(messages) - 1 if each else first

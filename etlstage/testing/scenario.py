@@ -1,8 +1,8 @@
 """
-What is simulated, and what has to be true of it, whatever went wrong.
+Scenarios to simulate, and the oracle that checks their outcome.
 
-The work of a stage is a function, so what should come out is known: it is computed from
-the messages, the functions and the dead letters alone, and compared.
+The work of a stage is a function, so the correct outcome is known: it is computed from
+the messages, the functions and the dead letters alone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ S = TypeVar("S", bound="Scenario")
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
     """
-    What one seed runs: a pipeline, what its workers do, and what goes wrong.
+    The run of one seed: a pipeline, what its workers do, and what goes wrong.
 
     Raises:
         ConfigError: If a stage has no work.
@@ -37,28 +37,28 @@ class Scenario:
     """
 
     messages: Sequence[bytes]
-    """What is extracted."""
+    """The messages that are extracted."""
     stages: Sequence[Stage]
-    """In their order. Where the first does not extract, or the last does not load, a
-    source or a sink in memory does. No program is started: the command is for show."""
+    """The stages, in order. If the first does not extract, or the last does not load, a
+    source or a sink in memory does. No program is started; commands are only shown."""
     work: Mapping[str, Work]
-    """By stage: what its workers make of a message, the same each time."""
+    """By stage: the function of its workers, which must be deterministic."""
     faults: Mapping[str, FaultPlan] = field(default_factory=dict)
     """By stage: what goes wrong."""
     starts_that_fail: Mapping[str, Collection[int]] = field(default_factory=dict)
-    """By stage: which starts of its workers fail, from 2 on: the program is missing.
-    With the first one the run does."""
+    """By stage: the numbers of the starts of its workers that fail, as if the program
+    were missing, from 2 on: if start 1 fails, so does the run."""
     pipe_size: int = 65536
-    """Bytes for which a worker's stdin and stdout have room."""
+    """Capacity of a worker's stdin and stdout, in bytes."""
     fatal: Mapping[str, Collection[bytes]] | None = None
-    """By stage: the messages that are to be dead-lettered, of a run that succeeds; no
-    stage is to dead-letter others. None: that is unknown."""
+    """By stage: the messages, and no others, that have to be dead-lettered in a run
+    that succeeds. None: unknown."""
     may_fail: bool = False
-    """Whether the run may fail; else that is a finding."""
+    """Whether the run may fail; otherwise that is a violation."""
     position_every: int = 4
-    """Messages between two positions of the source."""
+    """Number of messages between two positions of the source."""
     seconds: float = 3600.0
-    """Virtual seconds in which the run is to be over."""
+    """Virtual seconds within which the run has to end."""
 
     def __post_init__(self) -> None:
         for stage in self.stages:
@@ -68,30 +68,30 @@ class Scenario:
 
     @property
     def source(self) -> Stage | None:
-        """The stage that extracts."""
+        """The stage that extracts, if the first one does."""
         first = self.stages[0] if self.stages else None
         return first if first and first.kind is StageKind.EXTRACT else None
 
     @property
     def between(self) -> list[Stage]:
-        """The stages that transform, and those that are at the wrong place."""
+        """All other stages, including extracts and loads in the wrong place."""
         first = self.source is not None
         return list(self.stages[first : len(self.stages) - (self.sink is not None)])
 
     @property
     def sink(self) -> Stage | None:
-        """The stage that loads."""
+        """The stage that loads, if the last one does."""
         last = self.stages[-1] if self.stages else None
         return last if last and last.kind is StageKind.LOAD else None
 
     @property
     def offsets(self) -> OffsetPolicy:
-        """Those of the stage that extracts: we keep them."""
+        """The offset policy of the stage that extracts; the supervisor keeps them."""
         end = len(self.messages)
         return OffsetPolicy(by="supervisor", end=end, step=self.position_every)
 
     def items(self) -> Iterator[Run | Position]:
-        """Yield the messages, and the positions between them, for a source in memory."""
+        """Yield messages, with positions between them, for a source in memory."""
         for start in range(0, len(self.messages), self.position_every):
             run = self.messages[start : start + self.position_every]
             yield run
@@ -99,15 +99,15 @@ class Scenario:
 
 
 class Violation(AssertionError):
-    """What was promised and did not come true."""
+    """Raised when a run breaks a promise."""
 
 
 class Oracle(Generic[S]):
     """
-    Judges one run.
+    Checks the outcome of one run.
 
     Args:
-        scenario: What runs.
+        scenario: The scenario.
 
     """
 
@@ -116,7 +116,7 @@ class Oracle(Generic[S]):
         orders = {stage.order for stage in scenario.stages}
         self._ordered = orders <= {Order.TOTAL}
         keyed = {s.key: s for s in scenario.stages if s.order is Order.KEY}
-        # By which stage's key there is an order, if it is one key in all of them.
+        # A stage by whose key order is kept, if all keyed stages have the same key.
         self._keyed: Stage | None = None
         if len(keyed) == 1 and Order.NONE not in orders:
             (self._keyed,) = keyed.values()
@@ -131,14 +131,17 @@ class Oracle(Generic[S]):
         unproven: bool = False,
     ) -> None:
         """
-        Assert what is true of the report of a run.
+        Check the report, the loaded messages and the dead letters of a run.
 
         Args:
             report: The report.
-            loaded: All that reached the sink, in order.
-            letters: All that were kept.
-            before: What runs before it have left: messages, and letters by stage.
-            unproven: Whether it failed for a load worker that did not end well.
+            loaded: All messages that reached the sink, in order.
+            letters: All dead letters that were stored.
+            before: From earlier runs: number of messages, and of dead letters by stage.
+            unproven: Whether it failed because a load worker did not exit cleanly.
+
+        Raises:
+            Violation: If the run broke a promise.
 
         """
         extracted = before[0] + report.ledger[0].produced
@@ -151,8 +154,8 @@ class Oracle(Generic[S]):
         if report.status == "failed" and not (unproven or self._scenario.may_fail):
             raise Violation(f"the run failed: {report.error}") from report.error
         if isinstance(report.error, RepliesDoubtful):
-            return  # it reports itself that it may have loaded what is wrong
-        # Who drains for no longer than it may leaves the rest.
+            return  # the run itself reports that it may have loaded wrong messages
+        # A drain that ran out of time leaves messages unprocessed.
         left = report.ledger.undelivered + sum(a.unprocessed for a in report.ledger)
         whole = report.status == "done" or (report.status == "drained" and not left)
         self.check_loaded(extracted, loaded, letters, whole=whole)
@@ -167,7 +170,7 @@ class Oracle(Generic[S]):
         *,
         whole: bool,
     ) -> None:
-        """Assert that what reached the sink is what should, in the order promised."""
+        """Check that the right messages reached the sink, in the promised order."""
         expected = self._expected(extracted, letters)
         missing = Counter(expected)
         missing.subtract(loaded)
@@ -190,17 +193,17 @@ class Oracle(Generic[S]):
 
     @property
     def _repeats(self) -> bool:
-        # A worker may die between what it does and what it reports.
+        # A load worker may die after loading a message, and before reporting it.
         return self._scenario.sink is not None
 
     def _comparable(
         self, expected: list[bytes], _loaded: Sequence[bytes], *, whole: bool
     ) -> list[bytes]:
-        """Return what the order of what was loaded is compared with."""
+        """Return the messages with which to compare the order of ``_loaded``."""
         return expected
 
     def _expected(self, count: int, letters: Sequence[DeadLetter]) -> list[bytes]:
-        """Return what should come of so many messages, in order."""
+        """Return the correct outputs for the first ``count`` messages, in order."""
         messages = list(self._scenario.messages[:count])
         for stage in self._scenario.stages:
             dead = [letter for letter in letters if letter.stage == stage.name]
@@ -220,7 +223,7 @@ class Oracle(Generic[S]):
             elif stage.kind is StageKind.LOAD:
                 alive.append(message)
             else:
-                # What its worker refuses makes the run fail, if it is not dead.
+                # A rejected message that is not dead-lettered makes the run fail.
                 with suppress(Exception):
                     alive.extend(self._scenario.work[stage.name](message))
         return alive
@@ -228,7 +231,7 @@ class Oracle(Generic[S]):
     def _check_keys(
         self, stage: Stage, loaded: Sequence[bytes], expected: Sequence[bytes]
     ) -> None:
-        """Assert the order of the messages with one key, if they keep it all the way."""
+        """Check the order within each key, if no stage changes a message's key."""
         if not self._keeps_keys(stage):
             return
         right: dict[int, list[bytes]] = {}
@@ -250,7 +253,7 @@ class Oracle(Generic[S]):
         return True
 
     def _check_letters(self, count: int, letters: Sequence[DeadLetter]) -> None:
-        """Assert that each is of the message at its place, and the only one of that."""
+        """Check that each letter has the message at its place, and no place has two."""
         messages, ordered = list(self._scenario.messages[:count]), True
         for stage in self._scenario.stages:
             mine = [letter for letter in letters if letter.stage == stage.name]

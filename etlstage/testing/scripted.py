@@ -1,5 +1,5 @@
 """
-Workers without processes: each is an async function, and talks over memory.
+Workers without processes: each is an async function that communicates in memory.
 
 ::
 
@@ -17,15 +17,15 @@ Workers without processes: each is an async function, and talks over memory.
 
     run_virtually(main)
 
-The supervisor can't distinguish them from programs: it restarts them, waits before it does,
-misses their heartbeat, sends them signals. With the clock of ``clock.py`` minutes of
-that take milliseconds.
+The supervisor can't distinguish them from programs: it restarts them after a delay,
+misses their heartbeats, and sends them signals. With the clock of ``clock.py``, minutes
+of that take milliseconds.
 
-``python -m etlstage.testing.scripted single 1 upper PLAN`` is a worker as a real process
-that has a plan of faults for its script, as ``FaultPlan.to_json()`` writes it; the other
-words are those of ``hostile/program.py``.
+``python -m etlstage.testing.scripted single 1 upper PLAN`` runs a worker as a real
+process that follows a fault plan, as written by ``FaultPlan.to_json()``; the other
+arguments are those of ``hostile/program.py``.
 
-What does not start at all is the launch's matter, which is a function like any other::
+A worker that fails to start is up to the launch, which is a function like any other::
 
     def launch(request: LaunchRequest) -> tuple[Wire, Child]:
         if request.start == 2:
@@ -71,8 +71,8 @@ from etlstage.worker.refusal import reason_of
 __all__ = ("Script", "ScriptedLaunch", "ScriptedWorker", "SimulatedWorker", "Work")
 
 T = TypeVar("T")
-_CHUNK: Final = 65536  # bytes a read
-# No process has a greater number, so no signal and no look into /proc finds one.
+_CHUNK: Final = 65536  # bytes per read
+# The greatest pid of a process; a greater one is found neither by signals nor in /proc.
 _MOST: Final = 2**22
 
 
@@ -81,13 +81,13 @@ class ScriptedWorker:
     One start of a worker, as its script sees it.
 
     Attributes:
-        request: What it was started with: command, environment, names.
-        name: Such as ``clean-1``.
+        request: The launch request: command, environment, names.
+        name: Its name, such as ``clean-1``.
         start: How often this worker was started, this time included.
         pid: A number that no process has.
-        ignored: Signals that do nothing to it; SIGKILL always does.
-        signals: Those that it was sent.
-        returncode: Exit status once it is gone, negative for a signal, else None.
+        ignored: Signals that it ignores; SIGKILL can't be ignored.
+        signals: Signals that it was sent.
+        returncode: Exit status once it has exited, negative for a signal; else None.
 
     """
 
@@ -119,14 +119,14 @@ class ScriptedWorker:
         return find_markers((), self.request.env)
 
     async def read(self, size: int = _CHUNK) -> bytes:
-        """Return some bytes of stdin, ``b""`` at its end."""
+        """Wait for bytes on stdin, and return them; ``b""`` at its end."""
         while (data := self._wire.read(size)) is None:
             await self._wire.readable()
         return data
 
     async def write(self, data: bytes) -> None:
         """
-        Write all of that to stdout.
+        Write all of ``data`` to stdout.
 
         Raises:
             BrokenPipeError: If the supervisor, or we, closed it.
@@ -135,7 +135,7 @@ class ScriptedWorker:
         await _write(self._wire, data)
 
     def messages(self) -> AsyncIterator[bytes]:
-        """Yield the messages of stdin, one by one; for workers that drive no batch."""
+        """Yield the messages of stdin; not for workers that fill their own batches."""
         whole, rest = deque[bytes](), b""
 
         async def get() -> bytes | None:
@@ -151,7 +151,7 @@ class ScriptedWorker:
         return Stream(get)
 
     async def reply(self, *outputs: bytes) -> None:
-        """Answer a message, or a batch, with these."""
+        """Reply to a message, or a batch, with these outputs."""
         eom, eop = self._markers.eom, self._markers.eop
         if eop == eom:
             eop = b""
@@ -168,21 +168,21 @@ class ScriptedWorker:
         await _write(self._stderr, text.encode() + b"\n")
 
     def show_life(self) -> None:
-        """Report that it is ready, and later that it is alive, where it is asked to."""
+        """Report that it is ready, later that it is alive, if it has a status pipe."""
         if self._status is not None:
             self._status.write(b"\n")
 
     def tell(self, **status: object) -> None:
-        """Report more than that, as ``tell(progress=0.4)``, or ``(metric="x", add=3)``."""
+        """Report a status, as ``tell(progress=0.4)`` or ``tell(metric="x", add=3)``."""
         if self._status is not None:
             self._status.write(json.dumps(status).encode() + b"\n")
 
     def close_stdin(self) -> None:
-        """Read no more."""
+        """Close stdin."""
         self._wire.close_read()
 
     def close_stdout(self) -> None:
-        """Write no more."""
+        """Close stdout."""
         self._wire.close_write()
 
 
@@ -190,7 +190,7 @@ class Stream(Generic[T]):
     """
     Yields what ``get`` returns, until that is None.
 
-    No generator: a script that leaves its loop would have to close that.
+    Not a generator, which a script that leaves its loop would have to close.
     """
 
     def __init__(self, get: Callable[[], Awaitable[T | None]]) -> None:
@@ -209,8 +209,8 @@ class Stream(Generic[T]):
 Script = Callable[[ScriptedWorker], Coroutine[Any, Any, int | None]]
 """What a worker does; it returns its exit status, negative for a signal.
 
-``SystemExit`` is one way out, too. Any other exception is what it is to a program in
-Python: the traceback is on stderr, and the status is 1."""
+It may also raise ``SystemExit``. Any other exception has the same effect as in a Python
+program: the traceback is written to stderr, and the status is 1."""
 
 
 class ScriptedLaunch:
@@ -218,11 +218,11 @@ class ScriptedLaunch:
     Starts workers that follow a script; see :class:`~etlstage.AsyncSupervisor`.
 
     Args:
-        script: What each of them does.
-        pipe_size: Bytes that stdin and stdout have room for.
+        script: What each worker does.
+        pipe_size: Capacity of stdin and stdout, in bytes.
 
     Attributes:
-        workers: All that were started, in order.
+        workers: All workers that were started, in order.
 
     """
 
@@ -233,7 +233,7 @@ class ScriptedLaunch:
 
     @property
     def running(self) -> list[ScriptedWorker]:
-        """Those that are not gone."""
+        """The workers that have not exited."""
         return [worker for worker in self.workers if worker.returncode is None]
 
     def __call__(self, request: LaunchRequest, /) -> tuple[Wire, Child]:
@@ -249,7 +249,7 @@ class ScriptedLaunch:
 
 
 class _ScriptedChild:
-    """The same worker, as the supervisor sees it."""
+    """A scripted worker, as the supervisor sees it."""
 
     def __init__(
         self,
@@ -290,7 +290,7 @@ class _ScriptedChild:
         self.signal(SIGKILL)
         return 0
 
-    # A script starts nothing that it does not wait for.
+    # A script never leaves anything running.
 
     def kill_heirs(self) -> int:
         return 0
@@ -299,10 +299,10 @@ class _ScriptedChild:
         pass
 
     async def wait(self) -> int:
-        # The script runs here, in who waits for it, and so is never left behind.
+        # The script runs in the task that waits for it, so it can't be left behind.
         if self.returncode is None:
             self._begun = True
-            status = -SIGKILL  # the waiting task may be cancelled: then it never runs
+            status = -SIGKILL  # if this task is cancelled before the script runs
             try:
                 with self._alive:
                     status = await self._script(self._worker) or 0
@@ -324,7 +324,7 @@ class _ScriptedChild:
 
     def _end(self, status: int) -> None:
         self._worker.returncode = -self._killed_by or status
-        # The exit of a process closes its ends.
+        # As when a process exits, its ends of the pipes are closed.
         self._wire.close()
         self.stderr.end()
         if self.status is not None:
@@ -337,27 +337,27 @@ async def _write(pipe: MemoryWire | MemoryPipe, data: bytes) -> None:
 
 
 Work = Callable[[bytes], Iterable[bytes]]
-"""What a worker makes of a message; what it raises is a refusal."""
+"""Returns the outputs for a message; an exception is a refusal."""
 
 
 class SimulatedWorker:
     """
-    One start of a worker that does its work, and what a fault plan has.
+    One start of a worker that does its work, with the faults of a plan.
 
-    It is the hostile worker without a process; what takes one (``spin`` aside, which is
-    a stall here) is refused.
+    It is the hostile worker without a process. Faults that only a process can have are
+    refused, except ``spin``, which is a stall here.
 
     Args:
-        worker: Its streams.
-        stage: What it is a worker of.
-        work: What it makes of a message; of a request, if it extracts.
+        worker: The scripted worker, with its streams.
+        stage: The stage of the worker.
+        work: Returns the outputs for a message; for a request, if it extracts.
         plan: What goes wrong.
-        tell: Called with what goes wrong, in words.
-        numbers: How many numbers it extracts, if it is to do so as the hostile worker.
+        tell: Called with a description of each fault.
+        numbers: How many numbers to extract, if it extracts like the hostile worker.
 
     Attributes:
-        made_up: Whether a reply too many was made up for by one too few, so that no
-            count can show it.
+        made_up: Whether an extra reply was offset by a missing one, so that no count
+            can reveal it.
 
     """
 
@@ -376,7 +376,7 @@ class SimulatedWorker:
         for fault in plan.faults:
             if fault.kind.inside and fault.kind is not FaultKind.SPIN:
                 raise ConfigError(f"fault: {fault.kind.value} can't be simulated")
-        # What an extractor is asked for is a message to its work.
+        # For an extracting worker, a request is the message that its work gets.
         batches = dialect.shape.batches or numbers is not None
         self._does = HostileWorker(
             plan.due(worker.request.env),
@@ -392,7 +392,7 @@ class SimulatedWorker:
 
     @property
     def made_up(self) -> bool:
-        """Whether no count can show what was wrong."""
+        """Whether an extra reply was offset by a missing one."""
         return self._does.made_up
 
     async def run(self) -> int:
@@ -404,10 +404,10 @@ class SimulatedWorker:
         except StopIteration:
             return 0
         except BrokenPipeError:
-            return 1  # as a program at a broken pipe
+            return 1  # as a program on a broken pipe
 
     async def _do(self, step: Step) -> bytes | None:
-        """Do what is next; return what was read, if it was to read and anything came."""
+        """Perform a step; for a read, return the data, or None if none came in time."""
         match step:
             case bytes() if step and not self._does.mute:
                 await self._worker.write(step)

@@ -1,7 +1,7 @@
 """
-Sessions with a worker of dialect ``cocaine``, as Hypothesis draws them.
+Hypothesis rules for sessions with a worker of dialect ``cocaine``.
 
-It needs the extra ``testing``.
+This module needs the extra ``testing``.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _EVENT: Final = "transform"
 
 
 def chunks() -> st.SearchStrategy[bytes]:
-    """Draw what a chunk holds: any bytes, also what looks like a frame."""
+    """Draw the content of a chunk: any bytes, including some that look like a frame."""
     return st.binary(max_size=8) | st.sampled_from([b"\x93\x01\x01\x90", b"\xc1", b"x"])
 
 
 class SessionMachine(RuleBasedStateMachine):
     """
-    Has sessions with a worker, which overlap in any way, and compares with a model.
+    Compares a worker, in sessions that overlap in any way, with a model.
 
     ::
 
@@ -53,13 +53,13 @@ class SessionMachine(RuleBasedStateMachine):
 
         TestShout = Shout.TestCase
 
-    Its rules begin a session, send a chunk of it, end or cancel it, send a heartbeat,
-    and have another process. Add rules, and invariants, as to any machine of Hypothesis.
+    Its rules begin a session, send a chunk in it, end or cancel it, send a heartbeat,
+    and restart the worker. Add rules, and invariants, as to any machine of Hypothesis.
 
     Attributes:
-        tested: A command, a script or a stage. The time of a script is virtual.
-        dialect: Its settings, unless a stage has them.
-        chunks: Draws what is sent.
+        tested: A command, a script or a stage. A script runs in virtual time.
+        dialect: The dialect and its settings, unless ``tested`` is a stage.
+        chunks: Draws the chunks to send.
 
     """
 
@@ -69,9 +69,9 @@ class SessionMachine(RuleBasedStateMachine):
 
     def model(self, chunks: Sequence[bytes]) -> Iterable[bytes]:
         """
-        Return the chunks of the reply to a session that had these.
+        Return the chunks of the reply to a session with these chunks.
 
-        ``raise worker.Refuse`` where it is an error; which does not matter.
+        Raise ``worker.Refuse`` if the reply must be an error, which is not compared.
         """
         raise NotImplementedError
 
@@ -86,7 +86,7 @@ class SessionMachine(RuleBasedStateMachine):
     @initialize()
     def start(self) -> None:
         """Start the worker."""
-        tested = type(self).tested  # of an instance a script would be a method
+        tested = type(self).tested  # via self, a script would become a method
         stage, launch = stage_of(tested)
         if not isinstance(tested, Stage):
             stage = replace(stage, dialect=self.dialect)
@@ -98,7 +98,7 @@ class SessionMachine(RuleBasedStateMachine):
     @precondition(lambda self: self._room)
     @rule(data=st.data(), gap=st.integers(1, 3))
     def begin(self, data: st.DataObject, gap: int) -> None:
-        """Begin a session, whose number is any that is higher."""
+        """Begin a session, with any higher number than the last one."""
         self._last += gap
         given = data.draw(st.lists(self.chunks, max_size=2), label="chunks")
         self._open[self._last] = given
@@ -109,7 +109,7 @@ class SessionMachine(RuleBasedStateMachine):
     @precondition(lambda self: self._open)
     @rule(data=st.data())
     def pass_on(self, data: st.DataObject) -> None:
-        """Send a chunk more."""
+        """Send another chunk in a session."""
         number, chunk = self._one(data), data.draw(self.chunks, label="chunk")
         self._open[number].append(chunk)
         self._say(Added(number, [chunk]))
@@ -123,7 +123,7 @@ class SessionMachine(RuleBasedStateMachine):
     @precondition(lambda self: self._open)
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
-        """Cancel a session: nothing of it is compared."""
+        """Cancel a session, whose reply is then not compared."""
         number = self._one(data)
         del self._open[number]
         self._say(Cancelled(number, 7, "not wanted"))
@@ -135,12 +135,12 @@ class SessionMachine(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
-        """End all sessions, have the worker terminate, and start another one."""
+        """End all sessions, terminate the worker, and start another one."""
         self.teardown()
         self.start()
 
     def teardown(self) -> None:
-        """End all sessions, and have the worker terminate."""
+        """End all sessions, and terminate the worker."""
         if (held := self._held) is None:
             return
         try:
@@ -183,5 +183,5 @@ async def _tell(worker: WorkerUnderTest, *events: Event) -> None:
     try:
         await worker.send(*events)
     except LocalProtocolError:
-        # Its end of the connection is gone: what became of it shows more.
+        # Its end of the connection is closed: report how the worker exited instead.
         await worker.until(lambda: False, "does not hear us any more")

@@ -1,8 +1,8 @@
 """
-Strategies for Hypothesis: what passes between stages, and what may go wrong with it.
+Hypothesis strategies for messages, markers, stages, pipelines and faults.
 
-They need the extra ``testing``. What they draw shrinks: to messages that are empty, or
-``b"x"``; to a stream in one piece; to the default markers.
+They need the extra ``testing``. Examples shrink towards empty messages or ``b"x"``, a
+stream in one piece, and the default markers.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ __all__ = (
 )
 
 _TYPES: Final = ("null", "boolean", "integer", "number", "string", "array", "object")
-_MOST: Final = 4  # items or members more than there must be
+_MOST: Final = 4  # items beyond the required ones
 _TEXT: Final = st.text(st.characters(codec="utf-8"), max_size=8)
 _ANY: Final[st.SearchStrategy[Any]] = st.recursive(
     st.none() | st.booleans() | st.integers() | _TEXT,
@@ -69,7 +69,8 @@ def documents(schema: Mapping[str, Any]) -> st.SearchStrategy[Any]:
     Draw documents that a JSON Schema allows.
 
     Raises:
-        ConfigError: If it is none, refers to what is not in it, or can't be checked.
+        ConfigError: If ``schema`` is not a JSON Schema, has a reference that can't be
+            resolved within it, or the package that checks schemas is not installed.
 
     """
     checker = Checker(ReplyContract(schema=schema))
@@ -78,14 +79,14 @@ def documents(schema: Mapping[str, Any]) -> st.SearchStrategy[Any]:
 
 
 class _Described:
-    """What draws by the parts of one schema."""
+    """Builds strategies for the parts of one schema."""
 
     def __init__(self, whole: Mapping[str, Any]) -> None:
         self._whole = whole
         self._known: dict[str, st.SearchStrategy[Any]] = {}
 
     def by(self, schema: Any) -> st.SearchStrategy[Any]:  # noqa: ANN401 - any JSON
-        """Return what draws by a part of it."""
+        """Return the strategy for a part of the schema."""
         if not isinstance(schema, Mapping):
             return _ANY if schema else st.nothing()
         if "const" in schema:
@@ -116,7 +117,7 @@ class _Described:
                 raise ConfigError(
                     f"the schema refers to {ref}, which is not in it"
                 ) from None
-            # A schema may hold itself.
+            # A schema may refer to itself.
             self._known[ref] = st.deferred(lambda: self.by(at))
         return self._known[ref]
 
@@ -167,7 +168,7 @@ class _Described:
 
 
 def _guessed(schema: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the types that keywords are about, or all."""
+    """Return the types that the schema's keywords apply to, or all types."""
     if {"properties", "required", "additionalProperties"} & schema.keys():
         return ("object",)
     if {"items", "prefixItems"} & schema.keys():
@@ -176,7 +177,7 @@ def _guessed(schema: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _merged(first: Any, second: Any) -> Any:  # noqa: ANN401 - any JSON
-    """Return what two schemas ask together, as far as that is expressed by their keys."""
+    """Merge two schemas key by key, an approximation of what ``allOf`` requires."""
     if not (isinstance(first, Mapping) and isinstance(second, Mapping)):
         return second if first is True or isinstance(first, Mapping) else first
     made = {**first, **second}
@@ -190,13 +191,13 @@ def _merged(first: Any, second: Any) -> Any:  # noqa: ANN401 - any JSON
 def _bounds(
     schema: Mapping[str, Any], step: float, kind: type[int | float]
 ) -> tuple[Any, Any]:
-    """Return the least and the greatest multiple of a step, None where there is none."""
+    """Return the bounds of a number in multiples of ``step``; None: unbounded."""
     low = schema.get("minimum", schema.get("exclusiveMinimum"))
     high = schema.get("maximum", schema.get("exclusiveMaximum"))
     found = [None if bound is None else bound / step for bound in (low, high)]
     if kind is float:
         return found[0], found[1]
-    # Rounded inwards; an exclusive bound is sifted out.
+    # Rounded inwards; the schema check filters out an exclusive bound itself.
     low, high = found
     return (
         None if low is None else -int(-low // 1),
@@ -213,8 +214,8 @@ MARKER_SETS: Final = (
     Markers(b"\n", b"\0", b"EOB", b"BNC", None),
     Markers(b"aab", b"cc", b"xyx", b"ded", b"fgf"),
 )
-"""One byte, words, the same byte twice, ends as it begins; ``eop == eom`` or not; with
-ERR or without."""
+"""Markers of a single byte, of words, of a repeated byte, and markers that end as they
+begin; with ``eop == eom`` or not, and with ERR or without."""
 
 HARMLESS: Final = frozenset(
     {
@@ -226,7 +227,7 @@ HARMLESS: Final = frozenset(
         FaultKind.GRANDCHILD,
     }
 )
-"""Kinds that keep no message from its right answer, if there is time enough."""
+"""Kinds that leave every reply correct, given enough time."""
 
 DEADLY: Final = frozenset(
     {
@@ -237,7 +238,7 @@ DEADLY: Final = frozenset(
         FaultKind.PARTIAL,
     }
 )
-"""Kinds at which a worker is gone at once, without an answer."""
+"""Kinds that make a worker exit at once, without a reply."""
 
 _SIZES: Final = {
     FaultKind.STDERR: 200_000,
@@ -251,28 +252,29 @@ LINE_ENDS: Final = (
     *(b"\r", b"\r\n", b"\x0b", b"\x0c", b"\x85", b"\xc2\x85"),
     *(b"\xe2\x80\xa8", b"\xef\xbb\xbf"),
 )
-"""At these some readers of lines end one, or begin: the last is a byte order mark."""
+"""Bytes at which some line readers end a line; the last one, a byte order mark, begins
+a text for some of them."""
 _ESCAPES: Final = {b"\\n", b"\\0", b"\\u0000", b"%0A"}
 
 
 def markers() -> st.SearchStrategy[Markers]:
-    """Draw markers: of one byte or more, some of them each other's beginnings."""
+    """Draw a set of markers; see :data:`MARKER_SETS`."""
     return st.sampled_from(MARKER_SETS)
 
 
 def fragments(markers: Markers | None = None) -> st.SearchStrategy[bytes]:
-    """Draw what programs stumble over: parts of markers and of letters, escapes."""
+    """Draw bytes that trip programs up: parts of markers and characters, escapes."""
     return _fragments(markers or Markers())
 
 
-# A strategy takes longer to make and to check than to draw from, and within one test it
-# is asked for again for each message.
+# Building and validating a strategy takes longer than drawing from it, and one test
+# requests it again for each message.
 @cache
 def _fragments(markers: Markers) -> st.SearchStrategy[bytes]:
     named = markers.named.values()
     parts = {marker[:n] for marker in named for n in range(1, len(marker))}
     parts |= {marker[n:] for marker in named for n in range(1, len(marker))}
-    # As texts that stand for a marker: they may be decoded, and then written as it is.
+    # Escaped markers: a program may decode them, and then write the marker itself.
     escapes = {escape(marker).encode() for marker in named} | _ESCAPES
     usual = [b"x", b"\x80", b"yy", b"\xc3\xa9", b"\xff", b" ", b'"', b"0"]
     drawn = st.sampled_from(usual) | st.sampled_from(LINE_ENDS)
@@ -282,9 +284,9 @@ def _fragments(markers: Markers) -> st.SearchStrategy[bytes]:
 
 def messages(markers: Markers | None = None) -> st.SearchStrategy[bytes]:
     """
-    Draw a message that may be sent with these markers, and back.
+    Draw a message that may be sent, and returned, with these markers.
 
-    It looks as much like them as it may: it begins, ends and continues as they do.
+    It resembles them as much as is allowed: it contains parts of them.
     """
     return _messages(markers or Markers())
 
@@ -311,7 +313,7 @@ def json_messages(markers: Markers | None = None) -> st.SearchStrategy[bytes]:
 
 
 def text_messages(markers: Markers | None = None) -> st.SearchStrategy[bytes]:
-    """Draw a message that is UTF-8, with all at which readers of lines end one."""
+    """Draw a UTF-8 message, often with characters that some readers end lines at."""
     ends = [end.decode() for end in LINE_ENDS if is_text(end)]
     piece = st.sampled_from(ends) | st.text(st.characters(codec="utf-8"), max_size=8)
     joined = st.lists(piece, max_size=5).map("".join).map(str.encode)
@@ -331,10 +333,10 @@ def schema_messages(
     schema: Mapping[str, Any], markers: Markers | None = None
 ) -> st.SearchStrategy[bytes]:
     """
-    Draw a message that is a JSON document as a JSON Schema describes it.
+    Draw a message that is a JSON document allowed by a JSON Schema.
 
     Raises:
-        ConfigError: If that is no schema, or what checks it is not installed.
+        ConfigError: As for :func:`documents`.
 
     """
     drawn = st.builds(_written, documents(schema), plain=st.booleans())
@@ -344,7 +346,7 @@ def schema_messages(
 def sendable_of(
     drawn: st.SearchStrategy[bytes], markers: Markers | None = None
 ) -> st.SearchStrategy[bytes]:
-    """Draw those messages of a strategy that may be sent with these markers."""
+    """Filter a strategy for messages that may be sent with these markers."""
     return drawn.filter(lambda message: sendable(message, markers or Markers()))
 
 
@@ -352,11 +354,11 @@ def messages_like(
     sample: Sequence[bytes], markers: Markers | None = None
 ) -> st.SearchStrategy[bytes]:
     """
-    Draw a message of a sample, as it is or with a few changes.
+    Draw a message of a sample, unchanged or with a few changes.
 
     Args:
-        sample: What it begins from, where that may be sent with these markers.
-        markers: Those of the stage.
+        sample: Messages to start from; those that these markers forbid are ignored.
+        markers: The markers of the stage.
 
     """
     markers = markers or Markers()
@@ -365,7 +367,7 @@ def messages_like(
         return messages(markers)
     one = st.sampled_from(known)
     put = st.just(b"") | fragments(markers) | st.binary(max_size=4) | one
-    # Where, how many bytes go, and what comes in their place.
+    # Position, number of bytes removed, and their replacement.
     change = st.tuples(st.integers(0, max(map(len, known))), st.integers(0, 4), put)
     changed = st.builds(_changed, one, st.lists(change, min_size=1, max_size=3))
     return one | sendable_of(changed, markers)
@@ -375,11 +377,11 @@ def json_messages_like(
     sample: Sequence[bytes], markers: Markers | None = None
 ) -> st.SearchStrategy[bytes]:
     """
-    Draw a JSON document of a sample, as it is or with one of its parts changed.
+    Draw a JSON document of a sample, unchanged or with one of its parts replaced.
 
     Args:
-        sample: What it begins from, where that may be sent with these markers.
-        markers: Those of the stage.
+        sample: Messages to start from; those that these markers forbid are ignored.
+        markers: The markers of the stage.
 
     """
     markers = markers or Markers()
@@ -402,7 +404,7 @@ def batches(
 
 
 def cuts(length: int) -> st.SearchStrategy[Collection[int]]:
-    """Draw before which of so many bytes another read begins: none, some or each."""
+    """Draw the positions at which ``length`` bytes are cut: none, some or all."""
     return _cuts(length)
 
 
@@ -418,12 +420,12 @@ def _cuts(length: int) -> st.SearchStrategy[Collection[int]]:
 
 
 def chunkings(data: bytes) -> st.SearchStrategy[list[bytes]]:
-    """Draw the reads in which a stream may arrive."""
+    """Draw the pieces in which ``data`` may be read."""
     return cuts(len(data)).map(lambda at: [*cut(data, at)] if data else [])
 
 
 def offsets(max_value: int = 1000) -> st.SearchStrategy[tuple[int, int]]:
-    """Draw a range of offsets: where it starts, and its end, which may be its start."""
+    """Draw the start and the end of a range of offsets, which may be empty."""
     ends = st.tuples(st.integers(0, max_value), st.integers(0, max_value))
     return ends.map(lambda pair: (min(pair), max(pair)))
 
@@ -436,13 +438,13 @@ def stages(
     **settings: object,
 ) -> st.SearchStrategy[Stage]:
     """
-    Draw a transform stage; how it deals with its workers is drawn.
+    Draw a transform stage with drawn settings: workers, window, order and batches.
 
     Args:
-        command: That of the workers, or what returns it for a mode of theirs.
-        modes: In which of them the workers may be used.
-        speaking: Draws the markers.
-        settings: Of :class:`~etlstage.Stage`, those that are not to be drawn.
+        command: The workers' command, or a function that returns it for a mode.
+        modes: The modes that may be drawn.
+        speaking: Draws the markers; by default :func:`markers`.
+        settings: Settings of :class:`~etlstage.Stage` that are fixed, not drawn.
 
     """
 
@@ -468,12 +470,12 @@ def pipelines(
     draw: st.DrawFn, *drawn: st.SearchStrategy[Stage], max_messages: int = 20
 ) -> tuple[Pipeline, list[bytes], MemorySink]:
     """
-    Draw a pipeline in memory, what its source has, and its sink; it has yet to be run.
+    Draw a pipeline in memory, not yet run, the messages of its source, and its sink.
 
     Args:
-        draw: Is given by Hypothesis.
-        drawn: What draws its stages, in order; see :func:`stages`.
-        max_messages: Messages that the source has, at most.
+        draw: Passed by Hypothesis.
+        drawn: Strategies for its stages, in order; see :func:`stages`.
+        max_messages: Maximum number of messages of the source.
 
     """
     line = [replace(draw(s), name=f"stage{n}") for n, s in enumerate(drawn, 1)]
@@ -493,11 +495,11 @@ def faults(
     poison: Sequence[bytes] = _POISON,
 ) -> st.SearchStrategy[Fault]:
     """
-    Draw a fault; it happens at some message, or in some start.
+    Draw a fault that happens at some message, or in some start of a worker.
 
     Args:
-        kinds: Which may be drawn; by default those of workers with pipes.
-        poison: Messages at which a fault may happen each time.
+        kinds: Those that may be drawn; by default those for workers with pipes.
+        poison: Messages for which a fault may be drawn that happens each time.
 
     Raises:
         ValueError: If there are no kinds.
@@ -514,7 +516,7 @@ def faults(
         st.fixed_dictionaries({"equals": st.sampled_from(list(poison))}),
     )
     start = st.fixed_dictionaries({"start": st.none() | st.integers(1, 3)})
-    # In the order of the class, which is how they shrink.
+    # In the order of the class, so they shrink towards its first kinds.
     drawn = [kind for kind in FaultKind if kind in kinds]
     return st.sampled_from(drawn).flatmap(
         lambda kind: st.builds(
@@ -539,7 +541,7 @@ def _fault(kind: FaultKind, when: dict[str, Any]) -> Fault:
 
 
 def sendable(message: bytes, markers: Markers) -> bool:
-    """Return whether no marker begins in ``message``, its EOM behind it."""
+    """Return whether no marker begins within ``message`` when its EOM follows."""
     framed = message + markers.eom
     named = markers.named.values()
     return not any(0 <= framed.find(marker) < len(message) for marker in named)
@@ -564,5 +566,5 @@ def _replaced(document: Any, number: int, put: object) -> object:  # noqa: ANN40
 
 
 def _written(document: object, *, plain: bool) -> bytes:
-    """Return a document as JSON, in ASCII or not."""
+    """Return a document as JSON; ``plain``: as ASCII."""
     return json.dumps(document, ensure_ascii=plain).encode("utf-8")

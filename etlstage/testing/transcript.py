@@ -1,4 +1,4 @@
-"""What went between us and one worker, byte by byte, and how a person is shown it."""
+"""Transcripts of all bytes exchanged with one worker, and their readable form."""
 
 from __future__ import annotations
 
@@ -24,61 +24,61 @@ __all__ = (
 )
 
 BYTEWISE: Final = range(1, 2**62)
-"""Cuts at every place: a byte at a time."""
+"""Cuts at every byte: one byte at a time."""
 
-_DATA: Final = 240  # bytes of a line that are shown, half of them from its end
-_LINES: Final = 30  # lines that are shown, half of them the last ones
-_PIECES: Final = 40  # of what was cut
-_FRAMES: Final = 12  # of a line that are shown, half of them the last ones
+_DATA: Final = 240  # bytes shown of a line, half of them from its end
+_LINES: Final = 30  # lines shown, half of them from the end
+_PIECES: Final = 40  # pieces, at most, whose cuts are shown
+_FRAMES: Final = 12  # frames shown of a line, half of them from its end
 
 
 class Channel(StrEnum):
-    """Where bytes have passed, as a worker with pipes calls it."""
+    """A stream, named as in a worker with pipes, or the channel for events."""
 
     STDIN = "stdin"
     """From us to the worker."""
     STDOUT = "stdout"
     """From the worker to us."""
     STDERR = "stderr"
-    """From the worker to people."""
+    """From the worker to humans."""
     STATUS = "status"
-    """Where the worker reports that it is ready, and alive."""
+    """The pipe in which the worker reports that it is ready, and alive."""
     EVENT = "event"
-    """No bytes, but something that happened: a signal, the exit."""
+    """Not a stream: something that happened, such as a signal or the exit."""
 
 
 _SIDES: Final = {Channel.STDIN: Side.SUPERVISOR, Channel.STDOUT: Side.WORKER}
 _OVER_SOCKET: Final = {Channel.STDIN: "sent", Channel.STDOUT: "recv"}
-"""What passes either way where there is one connection for both."""
+"""Names of the two directions where a single connection serves both."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What one read or write has moved."""
+    """One read or write."""
 
     channel: Channel
     data: bytes
-    """As it was cut; empty in a recording: the end of that stream."""
+    """The bytes read or written; empty in a recording: the end of the stream."""
     at: float = 0.0
     """Seconds since the start."""
     ahead: int = 0
-    """For stdin: bytes written before that the worker had not read."""
+    """For stdin: number of bytes written earlier that the worker had not read."""
 
 
 class Transcript(list[Entry]):
-    """What was read and written, in order."""
+    """All reads and writes, in order."""
 
     def of(self, channel: Channel) -> bytes:
-        """Return the bytes that went one way."""
+        """Return all bytes of a channel."""
         return b"".join(entry.data for entry in self if entry.channel is channel)
 
     def shown(self, dialect: Dialect, since: int = 0) -> str:
         """
-        Return lines of text; of much data, and of many lines, both ends.
+        Return it as lines of text; long data and long transcripts are elided.
 
         Args:
-            dialect: What was spoken.
-            since: Entries that are left out at the beginning.
+            dialect: The dialect of the worker.
+            since: Number of entries to leave out at the beginning.
 
         """
         reader = kit_of(dialect).reader()
@@ -99,10 +99,10 @@ class Transcript(list[Entry]):
 
 class WorkerMisbehaved(EtlstageError, AssertionError):
     """
-    Raised when a worker under test does not do what it should.
+    Raised when a worker under test misbehaves.
 
     Attributes:
-        what: What it did, as a part of a sentence.
+        what: What the worker did, as part of a sentence.
         transcript: The transcript, as text.
 
     """
@@ -118,9 +118,9 @@ def cut(data: bytes, cuts: Collection[int], offset: int = 0) -> Iterator[bytes]:
     Yield the pieces of ``data``.
 
     Args:
-        data: What is to be cut.
-        cuts: Before which bytes, counted from 0; those outside don't count.
-        offset: Where in what ``cuts`` counts ``data`` begins.
+        data: The bytes to cut.
+        cuts: Offsets at which to cut; those outside of ``data`` are ignored.
+        offset: Offset of the first byte of ``data``, in terms of ``cuts``.
 
     """
     places = (at for at in range(1, len(data)) if at + offset in cuts)
@@ -129,7 +129,7 @@ def cut(data: bytes, cuts: Collection[int], offset: int = 0) -> Iterator[bytes]:
 
 
 def _line_of(numbered: tuple[int, Entry]) -> object:
-    """Return the same for what goes on one line: one way without anything between."""
+    """Return a key that is the same for entries on one line: those of one channel."""
     number, entry = numbered
     return number if entry.channel is Channel.EVENT else entry.channel
 
@@ -140,7 +140,7 @@ def _line(entries: list[Entry], dialect: Dialect, reader: FrameReader | None) ->
     if reader is not None and channel in _SIDES:
         text = _frames(entries, reader)
     elif channel is Channel.STDIN and 1 < len(entries) <= _PIECES:
-        # Where it was cut may be what the worker fails at.
+        # The cuts may be what makes the worker fail.
         text = " | ".join(clipped(entry.data, show) for entry in entries)
     elif channel in (Channel.STDERR, Channel.EVENT):
         text = clipped(data.rstrip(), lambda part: part.decode(errors="replace"))
@@ -158,7 +158,7 @@ def _line(entries: list[Entry], dialect: Dialect, reader: FrameReader | None) ->
 
 
 def _frames(entries: list[Entry], reader: FrameReader) -> str:
-    """Return what was complete in these; of many, both ends."""
+    """Return the frames completed by these entries; many are elided."""
     side = _SIDES[entries[0].channel]
     parts = [reader.read(side, entry.data) for entry in entries]
     if side is Side.SUPERVISOR and 1 < len(parts) <= _PIECES:
@@ -173,7 +173,7 @@ def _frames(entries: list[Entry], reader: FrameReader) -> str:
 
 
 def clipped(data: bytes, show: Callable[[bytes], str]) -> str:
-    """Return bytes made printable by ``show``; of many, both ends."""
+    """Return bytes made printable by ``show``; the middle of long ones is elided."""
     if len(data) <= _DATA:
         return show(data)
     half = _DATA // 2

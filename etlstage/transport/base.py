@@ -1,9 +1,9 @@
 """
-What stands between a supervisor and a worker, in three interfaces.
+Three interfaces between a supervisor and a worker.
 
-``Wire`` is the conversation, ``Child`` the process, ``Launch`` makes both. Nothing
-above ``etlstage.transport`` knows whether there are pipes, a socket or only memory
-between the two; nothing in here knows what is sent.
+``Wire`` is the conversation, ``Child`` is the process, ``Launch`` makes both. No module
+above ``etlstage.transport`` knows whether the two are connected by pipes, a socket or
+only memory; no module in here knows what is sent.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ __all__ = (
 
 
 class Readable(Protocol):
-    """What can be read without blocking, and waited for."""
+    """A stream that can be read without blocking, and waited for."""
 
     def read(self, size: int, /) -> bytes | None:
-        """Return what is there, ``b""`` at the end, None when reading would block."""
+        """Return what is there, ``b""`` at the end, None if reading would block."""
 
     async def readable(self) -> None:
         """Wait until reading would not block, or :meth:`stop_waiting`."""
 
     def stop_waiting(self) -> None:
-        """Wake the tasks that wait: the process is gone, though the end may stay open."""
+        """Wake waiting tasks: the process is gone, though the stream may stay open."""
 
 
 @runtime_checkable
 class Pulled(Protocol):
-    """What calls its reader, where the event loop can do that: no task need wake."""
+    """A stream that calls its reader, if the event loop can: no task has to wake."""
 
     async def pull(self, take: Callable[[], bool], /) -> None:
-        """Wait as :meth:`Readable.readable`, or call ``take`` until that is False."""
+        """Wait until readable, or call ``take`` when it is, until it returns False."""
 
 
 class ClosableReadable(Readable, Protocol):
-    """The same, closed by its owner."""
+    """A readable stream that its owner closes."""
 
     def close(self) -> None:
         """Close it; no task may be waiting."""
@@ -67,7 +67,7 @@ class Wire(Readable, Protocol):
         Write as much as there is room for and return how many bytes that were.
 
         Raises:
-            BrokenPipeError: If the worker, or we, closed this direction.
+            BrokenPipeError: If the worker, or the supervisor, closed this direction.
 
         """
 
@@ -78,7 +78,7 @@ class Wire(Readable, Protocol):
         """Send the worker an end of input; safe to call twice."""
 
     def unread(self) -> int:
-        """Return how many bytes wait for the worker, or 0 if that is unknown."""
+        """Return how many bytes the worker has not read, or 0 if that is unknown."""
 
     def mismatch_hint(self) -> str:
         """Return why a worker may not have connected, if it has not."""
@@ -92,7 +92,7 @@ class Child(Protocol):
 
     @property
     def pid(self) -> int:
-        """Its number."""
+        """Its process id."""
 
     @property
     def returncode(self) -> int | None:
@@ -100,26 +100,26 @@ class Child(Protocol):
 
     @property
     def stderr(self) -> Readable:
-        """Its diagnostics."""
+        """The stream of its stderr."""
 
     @property
     def status(self) -> Readable | None:
-        """Where it reports that it is ready, and alive; None if it was given no such."""
+        """The stream on which it reports that it is ready and alive, if it has one."""
 
     def signal(self, number: Signals, /) -> None:
-        """Send a signal to it and to what it started in its group; SIGKILL to all."""
+        """Send a signal to its group; SIGKILL also to all others that it started."""
 
     async def wait(self) -> int:
-        """Return the exit status; what it has left in its group and session lives."""
+        """Return the exit status; processes left in its group and session still run."""
 
     async def deserted(self) -> None:
-        """Wait, behind its exit, until nothing is left of its group and session."""
+        """Wait, after its exit, until nothing is left of its group and session."""
 
     def kill(self) -> int:
-        """Kill it and its session, reap it; return how many others that killed."""
+        """Kill it and its session, and reap it; return how many others were killed."""
 
     def kill_heirs(self) -> int:
-        """Kill what it has left behind elsewhere, once it is gone; return how many."""
+        """Kill processes it left elsewhere, once it is gone; return how many."""
 
     def close(self) -> None:
         """Close stderr and status; no task may be waiting."""
@@ -127,18 +127,18 @@ class Child(Protocol):
 
 @dataclass(frozen=True)
 class LaunchRequest:
-    """What is to be started: plain data, whatever starts it."""
+    """What is to be started, as plain data."""
 
     command: tuple[str, ...]
-    """Program, looked for on the PATH of ``env``, and arguments."""
+    """Program, looked up on the PATH of ``env``, and its arguments."""
     env: Mapping[str, str]
-    """Its environment; what marks it as ours is added."""
+    """Its environment; variables that mark it as started by us are added."""
     cwd: Path | None = None
     """Its working directory."""
     stdin: bool = True
-    """Whether it is given any."""
+    """Whether it gets a pipe as its stdin."""
     status: bool = False
-    """Whether it can report that it is ready, and alive."""
+    """Whether it can report that it is ready and alive."""
     terms: LaunchTerms = field(default_factory=LaunchTerms)
     """Limits and identity."""
     stage: str = ""
@@ -146,7 +146,7 @@ class LaunchRequest:
     kind: StageKind = StageKind.TRANSFORM
     """What the stage does with messages."""
     dialect: Dialect = field(default_factory=default_dialect)
-    """What is spoken, for a launch that listens; to others bytes are bytes."""
+    """The dialect of the worker, for a launch that needs to identify connections."""
     worker: str = ""
     """Name of the worker, such as ``clean-1``."""
     start: int = 1
@@ -154,7 +154,7 @@ class LaunchRequest:
 
 
 class Launch(Protocol):
-    """Starts workers, one a call."""
+    """Starts one worker per call."""
 
     def __call__(self, request: LaunchRequest, /) -> tuple[Wire, Child]:
         """

@@ -1,34 +1,34 @@
 """
-The watchdog's own program: wait for the end of the host, then kill what it left.
+The watchdog's own program: wait for the end of the host, then kill what it left behind.
 
-Started by ``watchdog.py`` as a program of its own, so it imports nothing of this
-package, and coverage does not see it.
+``watchdog.py`` starts it as a separate program, so it imports nothing of this package,
+and coverage does not see it.
 
-stdin is a socket to the host, with a line for each thing to know:
+stdin is a socket to the host, which sends these lines:
 
     ``?``     a worker is about to be started
-    ``+PID``  it was, and leads that process group
-    ``!``     it could not be
+    ``+PID``  it was started, and leads that process group
+    ``!``     it could not be started
     ``-PID``  that group is dead
-    ``*PID START``  a Java process, and when it was started: it ends with the host by
-              itself, or is helped
-    ``>PATH`` a folder or file, as hexadecimal digits, that is not to outlive the host
-    ``<PATH`` it is gone
-    ``.``     is anybody there? answered with the same
+    ``*PID START``  a Java process, and when it was started: it should end with the
+              host by itself, or else is ended
+    ``>PATH`` a folder or file, as hexadecimal digits, to remove after the host's end
+    ``<PATH`` that folder or file is gone
+    ``.``     is the watchdog alive? answered with the same line
 
 At the end of stdin the groups are killed, and two sorts of processes that are no
-longer in them: those of the sessions that the workers lead, such as the jobs of a
-shell; and those that have inherited the mark of the host in their environment, such
-as a daemon that made a session of its own. The latter also finds a worker that was
-killed so early in its start that it is neither registered nor yet has its
-parent-death signal. What has left the group *and* has cleaned its environment lives.
+longer in them: members of the sessions that the workers lead, such as the jobs of a
+shell; and processes that have inherited the mark of the host in their environment, such
+as a daemon that made a session of its own. The mark also identifies a worker that was
+so early in its start that it is neither registered nor has its parent-death signal yet.
+A process that has left the group *and* has cleaned its environment survives.
 
-A host that ends while no worker runs has nothing killed but Java. One that is starting
-is known by what it leaves in the folder of the script that starts it. The folders are
-removed when no process is left that might write there.
+If the host ends while no worker runs, only Java is killed. A Java process that is just
+starting is known by what the script that starts it leaves in its folder. The folders
+are removed when no process is left that might write there.
 
 Between the end of the host and the kill, which follows within a millisecond or so, a
-dead group's number could in theory become another's.
+dead group's number could in theory be reused.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ from time import sleep
 __all__ = ("STARTED", "Guard", "lives", "remove", "stat_of")
 
 STARTED = "started"
-"""In a folder for Java: its pid, and the file by which PySpark waits for it."""
+"""File in a folder for Java, with its pid and the file by which PySpark awaits it."""
 
 _PAUSE = 0.05  # seconds between two looks at the process table
 _LOOKS = 20
-_JAVA = 100  # such pauses that Java has to end
+_JAVA = 100  # pauses that Java has to end
 
 
 class Guard:
     """
-    Knows what is to be killed.
+    Knows what is to be killed and removed.
 
     Args:
-        variable: Entry of the environment that marks what the host has started.
+        variable: Entry of the environment that marks processes started by the host.
 
     """
 
@@ -67,7 +67,7 @@ class Guard:
         self._rest = b""
 
     def learn(self, data: bytes) -> None:
-        """Take in what the host sends."""
+        """Process lines from the host."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             sign, number = line[:1], line[1:]
@@ -91,7 +91,7 @@ class Guard:
                 self.asked += 1
 
     def end(self) -> None:  # pragma: no cover
-        """Leave nothing of the host."""
+        """Kill and remove everything that the host left behind."""
         self.kill()
         waited = [file for folder in self.folders if (file := self._starting(folder))]
         self._end_java()
@@ -101,7 +101,7 @@ class Guard:
             _remove_parent(file)
 
     def _starting(self, folder: str) -> str:  # pragma: no cover
-        """Get to know the Java that is starting, and return what is waited for."""
+        """Add the Java that is starting; return the file by which PySpark awaits it."""
         if not os.path.basename(folder).startswith("etlstage-java-"):
             return ""
         try:
@@ -113,12 +113,12 @@ class Guard:
             stat = stat_of(int(pid))
         except (OSError, ValueError):
             return ""
-        if ours and stat is not None:  # its number may be another's by now
+        if ours and stat is not None:  # else its pid may be another process's by now
             self.java.add((int(pid), stat[1]))
         return file
 
     def _end_java(self) -> None:  # pragma: no cover
-        """End the Java processes; what they have started is in their sessions."""
+        """End the Java processes, and the processes in their sessions."""
         found = left = [java for java in self.java if lives(*java)]
         for pid, _ in found:
             _kill(pid, signal.SIGTERM)
@@ -129,13 +129,13 @@ class Guard:
             sleep(_PAUSE)
         for pid, _ in left:
             _kill(pid, signal.SIGKILL)
-        # What bears our mark is no business of theirs.
+        # Here processes with our mark are not to be killed.
         self.groups, self.starting = {pid for pid, _ in found}, 0
         self._variable = b"no entry"
         self.kill()
 
     def kill(self) -> None:  # pragma: no cover
-        """Kill it all, until nothing is left of it."""
+        """Kill the groups and strays until none is left."""
         for group in self.groups:
             try:
                 os.killpg(group, signal.SIGKILL)
@@ -143,8 +143,8 @@ class Guard:
                 continue
         if not self.groups and not self.starting:
             return
-        # More than once: who is killed may just have forked, and who was just
-        # forked by the host may not have the environment yet.
+        # More than once: a killed process may just have forked, and a process that the
+        # host just forked may not have its environment yet.
         quiet = 0
         for _ in range(_LOOKS):
             quiet = 0 if self._kill_strays() else quiet + 1
@@ -157,7 +157,7 @@ class Guard:
         try:
             names = os.listdir("/proc")
         except OSError:
-            return 0  # no Linux
+            return 0  # not Linux
         for name in names:
             if name.isdigit() and int(name) != os.getpid():
                 killed += self._kill_stray(int(name))
@@ -171,7 +171,7 @@ class Guard:
         except (OSError, AttributeError):
             return False
         try:
-            # Once more: now the number can't become another's.
+            # Check again: now the pid can't be reused.
             if not self._is_stray(pid):
                 return False
             signal.pidfd_send_signal(process, signal.SIGKILL)
@@ -185,7 +185,7 @@ class Guard:
     def _is_stray(self, pid: int) -> bool:  # pragma: no cover
         try:
             if os.getsid(pid) in self.groups:
-                # A zombie is in its session until it is reaped.
+                # A zombie stays in its session until it is reaped.
                 return lives(pid)
             with open(f"/proc/{pid}/environ", "rb") as environment:
                 return self._variable in environment.read().split(b"\0")
@@ -194,7 +194,7 @@ class Guard:
 
 
 def _remove_parent(file: str) -> None:  # pragma: no cover
-    """Remove the temporary folder of a file, in which nothing else is but files."""
+    """Remove the temporary folder of a file; it must contain only files."""
     folder = os.path.dirname(file)
     if not os.path.basename(folder).startswith("tmp"):
         return
@@ -207,8 +207,8 @@ def _remove_parent(file: str) -> None:  # pragma: no cover
 
 
 def remove(folder: str) -> None:
-    """Remove it; of a warehouse only what is empty, for tables are the user's."""
-    # Not before it is needed: the host does not wait for us, but the processor is shared.
+    """Remove a folder; a warehouse only if it is empty, as tables are the user's."""
+    # Imported late: the host does not wait for the watchdog, but shares its processor.
     from shutil import rmtree
 
     if os.path.basename(folder).startswith("etlstage-warehouse-"):
@@ -221,7 +221,7 @@ def remove(folder: str) -> None:
             os.unlink(folder)
         except OSError:
             return
-    # Who was just killed may have been writing.
+    # A process that was just killed may have been writing.
     for _ in range(5):
         rmtree(folder, ignore_errors=True)
         if not os.path.lexists(folder):
@@ -237,13 +237,13 @@ def _kill(pid: int, number: int) -> None:  # pragma: no cover
 
 def stat_of(pid: int) -> tuple[bytes, int] | None:
     """
-    Return the state of a process, and when it was started, in ticks since the boot.
+    Return the state of a process, and when it was started, in ticks since boot.
 
-    None: it is gone, or that is not known here.
+    None: the process is gone, or the system does not provide this.
     """
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
-            # Behind the name, which may hold anything: proc_pid_stat(5).
+            # After the name, which may contain anything: proc_pid_stat(5).
             fields = stat.read().rpartition(b")")[2].split()
     except OSError:
         return None
@@ -251,7 +251,7 @@ def stat_of(pid: int) -> tuple[bytes, int] | None:
 
 
 def lives(pid: int, start: int | None = None) -> bool:
-    """Return whether a process, which was started then, has not ended; a zombie has."""
+    """Return whether a process, started at ``start``, is alive; a zombie is not."""
     stat = stat_of(pid)
     if stat is None or stat[0] in (b"Z", b"X"):
         return False
@@ -259,9 +259,9 @@ def lives(pid: int, start: int | None = None) -> bool:
 
 
 def main(variable: bytes) -> None:  # pragma: no cover
-    """Be the watchdog."""
-    # A service manager sends these to all processes of a service, also to us; our end
-    # is that of the host.
+    """Run the watchdog."""
+    # A service manager sends these to all processes of a service, including this one,
+    # which must outlive the host.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     guard = Guard(variable)
@@ -272,7 +272,7 @@ def main(variable: bytes) -> None:  # pragma: no cover
                 guard.asked = 0
                 os.write(0, b".")
     except OSError:
-        # It has ended as well, before it had read an answer.
+        # The host has ended, before it read an answer.
         pass
     guard.end()
 

@@ -1,21 +1,22 @@
 """
-What a command is wrapped in, so that it runs on our terms and dies with us.
+Wraps a command so that it runs on our terms and dies with us.
 
-Two wrappers do it, both of which end as the command itself, with the same pid:
+There are two wrappers. Both become the command itself, with the same pid:
 
 * programs of util-linux, ``setpriv`` for the parent-death signal and ``prlimit`` for
-  limits, at a millisecond each. They are quick, but report what goes wrong to stderr,
-  or run a script that has no ``#!`` line by a shell; so they are given only what will
-  surely start;
+  limits, at a millisecond each. They are quick, but they report errors to stderr, and
+  run a script without a ``#!`` line by a shell; so they are used only for a command
+  that will surely start;
 * ``shim.py``, a Python program, at some ten milliseconds. It can do all the rest, and
-  reports the system's own error: whatever is in doubt goes this way.
+  reports the system's own error: it is used for every command that may not start.
 
-Telling the two apart takes a look at the program's head. It is worth it: measured in
-processor time, a Python worker that costs 40 ms to start costs 41 ms by ``setpriv`` and
-58 ms by the shim, and a stage with a crash per 1,000 messages takes 1.3 times as long.
+To choose between the two, the head of the program's file is read. It is worth it:
+measured in processor time, a Python worker that costs 40 ms to start costs 41 ms with
+``setpriv`` and 58 ms with the shim, and a stage with a crash per 1,000 messages takes
+1.3 times as long.
 
 The parent-death signal is that of the *thread* that starts the worker: a worker dies
-with it, although the process lives on.
+with that thread, even if the process lives on.
 """
 
 from __future__ import annotations
@@ -52,17 +53,17 @@ _FOLDERS: Final = (
     "/sbin",
     "/run/current-system/sw/bin",
 )
-"""Where only root can put a program. PATH is the user's, and the worker's."""
-_HEAD: Final = 4096  # bytes of a program that are looked at
-_TIGHT: Final = 64 * 1024 * 1024  # bytes of memory in which an exec may fail
+"""Folders to which only root can write. PATH is the user's, and the worker's."""
+_HEAD: Final = 4096  # bytes of a program that are read
+_TIGHT: Final = 64 * 1024 * 1024  # bytes; with a lower memory limit an exec may fail
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchTerms:
-    """On what terms a program runs; None, or no entry, is ours."""
+    """The terms on which a program runs; None, or no entry: as this process."""
 
     limits: Mapping[int, int] | None = None
-    """By ``resource.RLIMIT_...``."""
+    """Resource limits, by ``resource.RLIMIT_...``."""
     nice: int | None = None
     """Added to our own."""
     user: int | None = None
@@ -73,16 +74,16 @@ class LaunchTerms:
 
 
 class TermsRefused(OSError):
-    """The system refuses to start a program on these terms; ``filename`` is which."""
+    """The system refuses one of the terms of a program, named by ``filename``."""
 
 
 class Launcher:
     """
-    Wraps one command; close it when that was started or could not be.
+    Wraps one command; close it once the command was started, or could not be.
 
     Attributes:
-        words: What to run instead.
-        descriptors: What it has to inherit.
+        words: The command to run instead.
+        descriptors: File descriptors that it has to inherit.
 
     """
 
@@ -102,7 +103,7 @@ class Launcher:
             try:
                 words = self._thorough(env, terms)
             except OSError:
-                # Better without a parent-death signal than not at all.
+                # Better to run it without a parent-death signal than not at all.
                 if _needs_shim(terms):
                     raise
                 words = []
@@ -113,11 +114,11 @@ class Launcher:
 
     def check(self) -> None:
         """
-        Wait until the command runs, where that was in doubt.
+        Wait until the command runs, if it is started by the shim.
 
         Raises:
-            OSError: If it does not; as :class:`subprocess.Popen`.
-            TermsRefused: If the command is not to blame.
+            OSError: If the command can't be run; as :class:`subprocess.Popen`.
+            TermsRefused: If one of the terms is refused.
 
         """
         if self._status is not None and self._report is not None:
@@ -131,7 +132,7 @@ class Launcher:
                 raise TermsRefused(int(number), os.strerror(int(number)), what)
 
     def close(self) -> None:
-        """Close what is open here."""
+        """Close the descriptors that are still open."""
         for descriptor in (self._report, self._status):
             if descriptor is not None:
                 os.close(descriptor)
@@ -150,7 +151,7 @@ class Launcher:
             settings.append(f"group={terms.group}")
         if terms.user is not None:
             settings += [f"user={terms.user}", "nonewprivs"]
-        # Python changes it at its start, when the locale is C.
+        # Python changes LC_CTYPE at its start if the locale is C.
         settings.append(f"locale={env.get('LC_CTYPE', '')}")
         self._report, self._status = os.pipe()
         return [*words, str(self._status), str(os.getpid()), *settings, "--"]
@@ -164,7 +165,7 @@ def _needs_shim(terms: LaunchTerms) -> bool:
 def _quick(
     command: Sequence[str], env: Mapping[str, str], cwd: Path | None, terms: LaunchTerms
 ) -> list[str] | None:
-    """Return the words to put before a command that will surely start, else None."""
+    """Return the words to put before a command; None if it may not start."""
     if terms.nice is not None or terms.user is not None or terms.group is not None:
         return None
     setpriv = _setpriv()
@@ -180,7 +181,7 @@ def _quick(
 
 
 def _prlimit_words(terms: LaunchTerms) -> list[str] | None:
-    """Return the words that set limits without a doubt, else None."""
+    """Return the words that set the limits; None if these may be refused."""
     path = _find("prlimit")
     pairs = _pairs(terms)
     tight = pairs.get(resource.RLIMIT_AS, (_TIGHT, 0))[0] < _TIGHT
@@ -206,18 +207,19 @@ def _raises(number: int, pair: tuple[int, int]) -> bool:
 
 
 def _pairs(terms: LaunchTerms) -> dict[int, tuple[int, int]]:
-    """Return the soft and the hard limit for each."""
+    """Return the soft and the hard limit for each resource."""
     pairs = {number: (value, value) for number, value in (terms.limits or {}).items()}
     cpu = resource.RLIMIT_CPU
     if cpu in pairs:
-        # Between the two there is SIGXCPU, which shows what happened; SIGKILL doesn't.
+        # The soft limit sends SIGXCPU, which shows the cause; the hard one sends
+        # SIGKILL.
         value = pairs[cpu][0]
         if not _raises(cpu, (value, value + 1)):
             pairs[cpu] = (value, value + 1)
     return pairs
 
 
-# --- what will surely start -----------------------------------------------------------
+# --- which programs will surely start -------------------------------------------------
 
 
 def _starts(name: str, env: Mapping[str, str], cwd: Path | None) -> bool:
@@ -240,10 +242,10 @@ def _is_program(path: str, *, nested: bool = False) -> bool:
     except (OSError, ValueError):
         return False
     if head.startswith(b"#!"):
-        # Older kernels look no further.
+        # Older kernels read no more than 128 bytes.
         line, end, _ = head[2:128].partition(b"\n")
         interpreter = os.fsdecode(line.strip(b" \t").partition(b" ")[0])
-        # One that is a script itself would need more care than it is worth.
+        # An interpreter that is a script itself is not worth the effort.
         if nested or not end or not os.path.isabs(interpreter):
             return False
         return _is_program(interpreter, nested=True)
@@ -251,9 +253,10 @@ def _is_program(path: str, *, nested: bool = False) -> bool:
 
 
 def _is_binary(head: bytes) -> bool:
-    """Return whether this begins a 64-bit ELF program for this very machine."""
-    # execve(2) refuses any other with ENOEXEC, and setpriv, by execvp(3), would then
-    # run the file by a shell; with ENOENT where the loader that it names is missing.
+    """Return whether this is the head of a 64-bit ELF program for this machine."""
+    # execve(2) refuses any other with ENOEXEC, and setpriv, which uses execvp(3), would
+    # then run the file by a shell. It fails with ENOENT if the program's loader is
+    # missing.
     ours = _own_head()
     if len(head) < 64 or head[:6] != ours[:6] or head[18:20] != ours[18:20]:
         return False
@@ -283,7 +286,7 @@ def _own_head() -> bytes:
         return b""
 
 
-# --- what is there to do it -----------------------------------------------------------
+# --- programs of the system -----------------------------------------------------------
 
 
 def _find(name: str) -> str | None:
@@ -293,7 +296,7 @@ def _find(name: str) -> str | None:
 
 @cache
 def _setpriv() -> str | None:
-    """Return a ``setpriv`` that can do it; that of busybox can't."""
+    """Return a ``setpriv`` that can set the signal; that of busybox can't."""
     path = _find("setpriv") if sys.platform == "linux" else None
     if path is None:
         return None
@@ -308,11 +311,11 @@ def _setpriv() -> str | None:
 
 
 _MAX_NUMBER: Final = 2**32 - 2
-"""The last uid and gid of Linux; the one behind it means "leave it"."""
+"""The last uid and gid of Linux; the next number means "leave it"."""
 
 
 class Identity(NamedTuple):
-    """Who a program runs as; None is as we do."""
+    """The identity that a program runs as; None: as this process."""
 
     user: int | None = None
     group: int | None = None
@@ -327,10 +330,10 @@ class UnknownIdentity(LookupError):
 
 def look_up(user: str | None, group: str | None) -> Identity:
     """
-    Return who is meant, by names or numbers.
+    Return the identity of a user and a group, given by names or numbers.
 
-    A user brings his own group, unless another one is named, and his own
-    supplementary groups. A group alone comes without any: ours may be root's.
+    A user has their own group, unless another one is given, and their own supplementary
+    groups. A group alone has no supplementary groups, as our own may be root's.
 
     Raises:
         UnknownIdentity: If there is no such user or group.
@@ -341,7 +344,7 @@ def look_up(user: str | None, group: str | None) -> Identity:
         return Identity(None, gid, None if gid is None else ())
     entry = _user(user)
     if entry is None and gid is None:
-        # Ours would stay, which may be root's.
+        # Our own group would be kept, which may be root's.
         raise UnknownIdentity(
             f"user {user} has no entry, so no group; name a group, too"
         )
@@ -376,7 +379,7 @@ def _group(name: str) -> int:
 
 
 def _number(digits: str, what: str) -> int:
-    # A number of thousands of digits int() does not even read.
+    # int() refuses a number with thousands of digits.
     if len(digits) > len(str(_MAX_NUMBER)) or int(digits) > _MAX_NUMBER:
         shown = digits if len(digits) <= 20 else f"{digits[:20]}..."
         raise UnknownIdentity(

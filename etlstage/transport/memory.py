@@ -1,9 +1,9 @@
 """
-A wire that is only memory: two ends in one process, which behave as pipes do.
+A wire in memory: two ends in one process, which behave as pipes do.
 
-Each direction has room for so many bytes; what does not fit is not taken. Who writes
-to an end that is closed gets :class:`BrokenPipeError`, who reads from one gets what is
-left, and then ``b""``.
+Each direction has room for a limited number of bytes; a write takes only what fits.
+Writing to a closed direction raises :class:`BrokenPipeError`; reading from one returns
+what is left, and then ``b""``.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class MemoryPipe:
         self._size = size
         self._data = bytearray()
         self.ended: bool = False
-        """Nothing more is written."""
-        self._deserted = False  # nothing more is read
-        self._changed: anyio.Event | None = None  # what a task waits for
+        """Whether the writing end is closed."""
+        self._deserted = False  # the reading end is closed
+        self._changed: anyio.Event | None = None  # set when waiting tasks are to wake
 
     def __len__(self) -> int:
         """Return how many bytes were written and not read."""
@@ -69,12 +69,12 @@ class MemoryPipe:
             await self._wait()
 
     def end(self) -> None:
-        """Close the end that is written to; what is there can still be read."""
+        """Close the writing end; what is there can still be read."""
         self.ended = True
         self._wake()
 
     def desert(self) -> None:
-        """Close the end that is read from; what is there stays unread."""
+        """Close the reading end; what is there stays unread."""
         self._deserted = True
         self._wake()
 
@@ -111,11 +111,11 @@ class MemoryWire:
         self.close_read: Callable[[], None] = incoming.desert
 
     def unread(self) -> int:
-        """Return how many bytes the other end has not read, or 0 once that is closed."""
+        """Return how many bytes the other end has not read, or 0 after closing."""
         return 0 if self._outgoing.ended else len(self._outgoing)
 
     def mismatch_hint(self) -> str:
-        """Return nothing: both ends are there from the start."""
+        """Return an empty text: both ends are connected from the start."""
         return ""
 
     def close(self) -> None:

@@ -1,15 +1,15 @@
 """
-A program that becomes another one, after what only a process can do to itself.
+A program that changes settings of its own process, then execs another program.
 
-Started by ``launcher.py`` as a program of its own, so it imports nothing of this
-package, and no more of the standard library than it must; coverage does not see it.
-Its arguments are the descriptor on which to report, the pid of who starts it, settings,
-``--``, and the command. What goes wrong is reported as ``ERRNO WHAT``; the descriptor
-is closed unwritten by a successful exec.
+``launcher.py`` starts it as a separate program, so it imports nothing of this package,
+and no more of the standard library than necessary; coverage does not see it. Its
+arguments are the descriptor on which to report, the pid of its parent, settings,
+``--``, and the command. An error is reported as ``ERRNO WHAT``; a successful exec
+closes the descriptor with nothing written to it.
 
-Settings, performed in this order whatever theirs is: ``limit=NUMBER,SOFT,HARD``,
-``nice=INCREMENT``, ``groups=GID,...``, ``group=GID``, ``user=UID``, ``nonewprivs``,
-``deathsig``, ``locale=LC_CTYPE``.
+The settings are applied in this order, whatever the order of the arguments:
+``limit=NUMBER,SOFT,HARD``, ``nice=INCREMENT``, ``groups=GID,...``, ``group=GID``,
+``user=UID``, ``nonewprivs``, ``deathsig``, ``locale=LC_CTYPE``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import sys
 
-# Not signal: importing it takes a third of the time of all this.
+# Not the module signal: importing it takes a third of the total time.
 from _signal import (  # type: ignore[import-not-found]
     SIG_DFL,
     SIGKILL,
@@ -39,28 +39,28 @@ _PR_SET_NO_NEW_PRIVS = 38
 
 
 def main(arguments: list[str]) -> None:  # pragma: no cover
-    """Become the program of the arguments; return only after a report that we can't."""
+    """Exec the command; return only after a failure, which is reported."""
     report, parent = int(arguments[0]), int(arguments[1])
     os.set_inheritable(report, False)
     end = arguments.index("--")
     settings, command = arguments[2:end], arguments[end + 1 :]
     what = ""
     try:
-        # Before anything else: the user may not read our library.
+        # First of all: the new user may not be allowed to read our library.
         prctl = _prctl()
         for what in sorted(settings, key=_order):
             _apply(*what.partition("=")[::2], prctl)
-        # Our parent may have died before we asked for the signal.
+        # Our parent may have died before the signal was set.
         if "deathsig" in settings and os.getppid() != parent:
             os.kill(os.getpid(), SIGKILL)
-        # Python ignores these, and what is ignored stays so over an exec.
+        # Python ignores these, and an ignored signal stays ignored after an exec.
         signal(SIGPIPE, SIG_DFL)
         signal(SIGXFSZ, SIG_DFL)
         what = "exec"
         _become(command)
     except OSError as error:
         os.write(report, f"{error.errno} {what}".encode())
-    except ValueError:  # what setrlimit makes of it
+    except ValueError:  # setrlimit raises it in place of EPERM
         os.write(report, f"{EPERM} {what}".encode())
     except OverflowError:
         os.write(report, f"{EINVAL} {what}".encode())
@@ -98,8 +98,8 @@ _ORDER = (
 
 
 def _order(setting: str) -> int:  # pragma: no cover
-    # Limits before the user: root may raise them. The parent-death signal after
-    # him: a change of credentials clears it.
+    # Limits before the user: only root may raise them. The parent-death signal after
+    # the user: a change of credentials clears it.
     return _ORDER.index(setting.partition("=")[0])
 
 
@@ -118,7 +118,7 @@ def _apply(
     elif name == "user":
         os.setuid(int(value))
     elif name == "nonewprivs":
-        # Else a set-user-ID program would undo all that. Only Linux knows of it.
+        # Otherwise a set-user-ID program could undo all that. Only Linux has this.
         if prctl is None and sys.platform == "linux":
             raise OSError(ENOSYS, name)
         if prctl is not None and prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
@@ -132,7 +132,7 @@ def _apply(
 
 
 def _prctl() -> Callable[..., int] | None:  # pragma: no cover
-    """Return prctl(2); None where there is no such thing."""
+    """Return prctl(2); None if the system has none."""
     try:
         from ctypes import CDLL
 

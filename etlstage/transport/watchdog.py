@@ -1,23 +1,24 @@
 """
-The host's side of the watchdog, which leaves no worker behind when we are killed.
+The host's side of the watchdog, which kills the workers when we are killed.
 
-The parent-death signal (see ``launcher.py``) reaches a worker, but not what the
-worker has started. So each process that starts workers has one small child, whose
-program is ``guard.py``. It gets the process group of each worker over a socket
-of which we alone hold the other end; at the end of that socket, however we ended, it
-kills them.
+The parent-death signal (see ``launcher.py``) reaches a worker, but not the processes
+that it has started. So each process that starts workers has one small child, whose
+program is ``guard.py``. It receives the process group of each worker over a socket
+whose other end only we hold. When that socket ends, however we ended, it kills the
+groups.
 
-It is a child of ours like the resource tracker of :mod:`multiprocessing`: started
-with the first worker, shared by all supervisors of the process, and ended by our own
-end. A forked child that does not exec gets a watchdog of its own. One that was
-killed, or stopped, is replaced: at the next start or end of a worker, and as long
-as workers run it is asked now and then whether it is there.
+The watchdog is like the resource tracker of :mod:`multiprocessing`: it is started with
+the first worker, shared by all supervisors of the process, and ends when the process
+does. A forked child that does not exec gets its own watchdog. A watchdog that was
+killed or stopped is replaced at the next start or end of a worker; while workers run,
+it is also asked now and then whether it is alive.
 
 It also ends the Java of a Spark session, and removes the scratch folders, which hold
-messages for as long as this process runs, however it ends. Should the watchdog have
-ended before, the next process that makes such a folder at the same place removes what
-it finds there of the dead: a folder is named after who made it, by pid, start time, and
-where that pid counts, for ``/tmp`` may be shared with another container or machine.
+messages while this process runs, however the process ends. If the watchdog itself ended
+earlier, the next process that makes such a folder in the same place removes those of
+dead processes. A folder is named after the process that made it: its pid, its start
+time, and where the pid is valid, as ``/tmp`` may be shared with another container or
+machine.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ __all__ = (
 )
 
 VARIABLE: Final = "ETLSTAGE_SUPERVISOR"
-"""Marks a worker, and all that inherits its environment, as ours."""
+"""Marks a worker, and all that inherits its environment, as started by us."""
 _ASK_EVERY: Final = 1.0  # seconds
 _OVERDUE: Final = 3.0  # seconds, for an answer
 _NAME: Final = re.compile(r"etlstage-[a-z]+-(\d+)-(\d+)-([0-9a-f]{8})-\w+")
@@ -67,8 +68,8 @@ class Watchdog:
     Has process groups killed when this process is gone.
 
     Attributes:
-        mark: Value of ``VARIABLE`` for what is started by this process.
-        pid: Process of the watchdog, None before it is needed.
+        mark: Value of ``VARIABLE`` for processes that this process starts.
+        pid: Pid of the watchdog; None before it is needed.
 
     """
 
@@ -76,9 +77,9 @@ class Watchdog:
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew: we are a forked child, and what we knew is our parent's."""
-        # Not to be closed before: without it our parent's watchdog could not see
-        # our parent's end. The lock may be held by a thread that we don't have.
+        """Reset everything: we are a forked child, and the state is our parent's."""
+        # The copy of our parent's line is closed, or its watchdog could not see our
+        # parent's end. The lock is replaced: a thread that we don't have may hold it.
         line: socket.socket | None = getattr(self, "_line", None)
         if line is not None:
             line.close()
@@ -94,28 +95,28 @@ class Watchdog:
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Start it, if it isn't running; not waited for."""
+        """Start the watchdog if it isn't running; don't wait for it."""
         self._check_owner()
         with self._lock:
             self._send(b"")
 
     def expect(self) -> None:
-        """Be about to start a worker: :meth:`register` it, or :meth:`give_up`."""
+        """Announce a worker's start; :meth:`register` or :meth:`give_up` follows."""
         self._check_owner()
-        # From its fork on there is a worker whose pid is not known yet: if we die in
+        # After the fork there is a worker whose pid is not known yet: if we die in
         # between, the watchdog finds it by the mark in its environment.
         with self._lock:
             self._starting += 1
             self._send(b"?\n")
 
     def give_up(self) -> None:
-        """Know that the expected worker does not exist."""
+        """Report that the expected worker was not started."""
         with self._lock:
             self._starting -= 1
             self._send(b"!\n")
 
     def register(self, group: int) -> None:
-        """Have an expected worker, which leads this group, killed at our end."""
+        """Have the group that an expected worker leads killed at our end."""
         with self._lock:
             self._starting -= 1
             self._groups.add(group)
@@ -123,9 +124,9 @@ class Watchdog:
 
     def unregister(self, group: int) -> None:
         """
-        Have it live, or be dead; safe to call twice.
+        Report that a group is not to be killed any more; safe to call twice.
 
-        Call it before the leader is reaped: after that the number may be another's.
+        Call this before the leader is reaped: after that the number may be reused.
         """
         if self._owner != os.getpid():
             return
@@ -139,7 +140,7 @@ class Watchdog:
         self._add(b">%s\n" % os.fsencode(path).hex().encode())
 
     def drop_folder(self, path: str) -> None:
-        """Know that a folder is gone."""
+        """Report that a folder is gone."""
         name = os.fsencode(path).hex().encode()
         with self._lock:
             if b">%s\n" % name in self._others:
@@ -147,13 +148,13 @@ class Watchdog:
                 self._send(b"<%s\n" % name)
 
     def add_java(self, pid: int) -> None:
-        """Have a Java process, which ends with us, helped if it does not."""
+        """Have a Java process ended if it does not end with us by itself."""
         start = started_at(pid)
         if start is not None:
             self._add(b"*%d %d\n" % (pid, start))
 
     def check(self, now: float) -> None:
-        """Replace it if it is gone, or has not answered for a while."""
+        """Replace the watchdog if it is gone, or has not answered for a while."""
         if self._owner != os.getpid() or now < self._checked + _ASK_EVERY:
             return
         with self._lock:
@@ -182,15 +183,15 @@ class Watchdog:
             self._send(line)
 
     def _check_owner(self) -> None:
-        # Some fork behind Python's back.
+        # A fork that bypassed Python, so that its at-fork hooks did not run.
         if self._owner != os.getpid():
             self.forget()
 
     def _send(self, line: bytes) -> None:
-        """Send it; a watchdog that is dead, or does not listen, is replaced."""
+        """Send a line; replace a watchdog that is dead or does not read."""
         if self._line is not None:
             with suppress(OSError):
-                # Even an empty line is sent: only that finds out whether it lives.
+                # Even an empty line is sent: only sending shows whether it is alive.
                 flags = socket.MSG_DONTWAIT | _NO_SIGNAL
                 if self._line.send(line or b"\n", flags) == len(line or b"\n"):
                     return
@@ -198,19 +199,19 @@ class Watchdog:
 
     def _replace(self) -> None:
         if self._line is not None and self.pid is not None:
-            # In this order: at the end of its line it would kill all groups.
+            # In this order: when its line is closed, it would kill all groups.
             _kill_child(self.pid)
             self._line.close()
             self._line = self.pid = None
         self._asked = None
-        # Without one, the parent-death signal is still there.
+        # If this fails, the parent-death signal remains.
         with suppress(OSError):
             ours, theirs = socket.socketpair()
             known = [b"+%d\n" % group for group in self._groups]
             known += self._others
             try:
                 with theirs:
-                    # Before it is there: we may be killed before it reads.
+                    # Sent before it is started: we may be killed before it reads.
                     ours.send(b"".join([b"?\n" * self._starting, *known]), _NO_SIGNAL)
                     self.pid = _spawn(theirs, self.mark)
             except OSError:
@@ -220,13 +221,13 @@ class Watchdog:
 
 
 def started_at(pid: int) -> int | None:
-    """Return when a process was started, in ticks since the boot; None: not known."""
+    """Return when a process was started, in ticks since boot; None: unknown."""
     stat = stat_of(pid)
     return None if stat is None else stat[1]
 
 
 def _kill_child(pid: int) -> None:
-    # The host may reap whatever ends, and then the number is not ours any more.
+    # The host may reap any child, and then the pid may be another process's.
     with suppress(ChildProcessError):
         if os.waitpid(pid, os.WNOHANG) == (0, 0):
             os.kill(pid, SIGKILL)
@@ -234,19 +235,19 @@ def _kill_child(pid: int) -> None:
 
 
 def _spawn(line: socket.socket, mark: str) -> int:
-    # What the linker needs to find Python itself; nothing else of ours.
+    # What the linker needs to find Python itself, and nothing else.
     kept = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
     child = subprocess.Popen(
         [*python(), *program("guard"), mark],
         stdin=line.fileno(),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        # What ends our process group, such as Ctrl-C, must not end it before us.
+        # A signal to our process group, as by Ctrl-C, must not end it before us.
         start_new_session=True,
         cwd="/",
         env={name: os.environ[name] for name in kept if name in os.environ},
     )
-    # It is never waited for, and its end is no loss: no warning is due.
+    # It is never waited for: avoid the ResourceWarning of Popen.
     child.returncode = 0
     return child.pid
 
@@ -254,10 +255,10 @@ def _spawn(line: socket.socket, mark: str) -> int:
 @cache
 def python() -> tuple[str, ...]:
     """
-    Return the words that start Python, bare and fast.
+    Return the words that start Python, isolated and fast.
 
     Raises:
-        OSError: If there is none, in a program that embeds it.
+        OSError: If there is no Python program, as when a program embeds it.
 
     """
     embedded = os.path.join(sys.exec_prefix, "bin", "python3")
@@ -282,7 +283,7 @@ def program(name: str) -> tuple[str, ...]:
 
 
 WATCHDOG: Final = Watchdog()
-"""That of this process. One for all: it is the process whose end it waits for."""
+"""The watchdog of this process: a single one, as it waits for the process to end."""
 os.register_at_fork(after_in_child=WATCHDOG.forget)
 
 
@@ -291,7 +292,7 @@ os.register_at_fork(after_in_child=WATCHDOG.forget)
 
 @contextmanager
 def scratch(kind: str) -> Iterator[Path]:
-    """Give a folder of that kind for a while."""
+    """Make a folder of that kind for the duration of a block."""
     path = make_scratch(kind)
     try:
         yield path
@@ -301,11 +302,11 @@ def scratch(kind: str) -> Iterator[Path]:
 
 def make_scratch(kind: str, parent: Path | None = None) -> Path:
     """
-    Make a folder for us alone, and remove what the dead have left beside it.
+    Make a private folder, and remove those that dead processes left in its parent.
 
     Args:
-        kind: What it is for, a word; what is in a ``warehouse`` is the user's.
-        parent: Where; by default where temporary files are.
+        kind: Its purpose, one word; the content of a ``warehouse`` is the user's.
+        parent: Its parent folder; by default that of temporary files.
 
     """
     place = Path(tempfile.gettempdir() if parent is None else parent).absolute()
@@ -318,14 +319,14 @@ def make_scratch(kind: str, parent: Path | None = None) -> Path:
 
 
 def discard_scratch(path: Path) -> None:
-    """Remove a folder, as far as that can be done."""
+    """Remove a folder, as far as possible."""
     remove(os.fspath(path))
     if not path.exists():
         WATCHDOG.drop_folder(os.fspath(path))
 
 
 def sweep_scratch(parent: Path) -> None:
-    """Remove the folders in there of processes that are dead, if they were ours."""
+    """Remove our user's scratch folders in ``parent`` whose processes are dead."""
     with suppress(OSError), os.scandir(parent) as entries:
         for entry in entries:
             named = _NAME.fullmatch(entry.name)
@@ -341,7 +342,7 @@ def sweep_scratch(parent: Path) -> None:
 
 
 def _where() -> str:
-    """Return a word for this boot of this machine, and our container."""
+    """Return a word that identifies this boot of this machine, and our container."""
     values = []
     for name in ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid"):
         with suppress(OSError):

@@ -13,52 +13,50 @@ SDK for workers: a function and one call.
 
 Each call takes over stdin and stdout, answers until stdin ends, and returns. From
 then on ``print()``, C libraries and child processes write to stderr, and ``sys.stdin``
-reads ``/dev/null``; what was printed to an unbuffered stdout *before* the call is gone
+reads ``/dev/null``; anything printed to an unbuffered stdout *before* the call has gone
 to the supervisor, which will not understand it.
 
-A function may return a list, be a generator, or give any other iterable of bytes. It
-works through its messages one after the other; each reply goes out when no more
-input is there, after 0.05 seconds, or when so much has been collected.
+A function may return a list, be a generator, or return any other iterable of bytes.
+Messages are processed one after the other; replies are sent when there is no more
+input, after 0.05 seconds, or when enough of them have been collected.
 
-The markers are, in this order, those of ``markers=``, of the command line
-(``-e``/``--end-of-message``, ``-E``/``--end-of-process``, ``--end-of-batch``,
-``--batch-not-complete``, ``--end-of-refusal``, each with a text such as ``\n``), of
-the environment (``ETLSTAGE_EOM``, ``..._EOP``, ``..._EOB``, ``..._BNC``,
-``..._ERR``), or the defaults. ``sys.argv`` is left as it is; with ``markers=`` it is
-not looked at.
+The markers are those of the first of these that names them: ``markers=``, the command
+line (``-e``/``--end-of-message``, ``-E``/``--end-of-process``, ``--end-of-batch``,
+``--batch-not-complete``, ``--end-of-refusal``, each with a text such as ``\n``), the
+environment (``ETLSTAGE_EOM``, ``..._EOP``, ``..._EOB``, ``..._BNC``, ``..._ERR``), or
+the defaults. ``sys.argv`` is not changed; with ``markers=`` it is not read.
 
-A function that can't process a message, or batch, rejects it by ``raise
-worker.Refuse("no date")``: it is refused for that reason, and the worker goes on. What
-becomes of any other exception is set by ``on_error``:
+A function that can't process a message, or batch, rejects it with ``raise
+worker.Refuse("no date")``: it is refused for that reason, and the worker continues.
+``on_error`` decides what any other exception does:
 
 ``refuse``
-    It refuses, too: its name and text are the reason. Of all exceptions of one kind
-    from one line the first one's traceback goes to stderr.
+    It refuses the message, too, with its name and text as the reason. The traceback of
+    the first exception of each type from each line goes to stderr.
 ``skip``
     The message is answered without messages, and counted by the supervisor as skipped;
     each traceback goes to stderr.
 ``exit``
-    The worker ends with status 1 and the traceback on stderr; what it has answered
-    before is passed on.
+    The worker ends with status 1 and the traceback on stderr; its earlier answers are
+    passed on.
 
-A supervisor that gives no marker ERR can't be refused anything: then ``refuse`` is
-``exit``. An output that contains a marker counts as raised, though this is noticed
-only when it is sent: the function may have seen more messages by then. Of a large
-reply some outputs may have been sent when the function raises: if it refuses, they
-count for nothing, and if it skips, they can't be called back.
+If the supervisor gives no marker ERR, nothing can be refused: then ``refuse`` acts like
+``exit``. An output that contains a marker is treated like an exception, but detected
+only when it is sent: the function may have seen more messages by then. When a function
+raises, some outputs of a large reply may have been sent already: if the message is
+refused, they are discarded; if it is skipped, they can't be taken back.
 
-A supervisor that waits for a worker to be ready, or for its heartbeat, gets both
-from here: when the first message is about to be read, and while none is there. Load
-what takes its time, such as a model, before the call. A function that needs long for
-one message reports how far it is by ``worker.progress(0.4)``, which gives it more time;
+A worker reports to the supervisor that it is ready when the first message is about to
+be read, and sends heartbeats while there is none, if the supervisor wants that. Load
+what takes long, such as a model, before the call. A function that takes long for one
+message reports its progress with ``worker.progress(0.4)``, which gives it more time;
 ``worker.count("rows_dropped", 3)`` adds to a metric.
 
 A test imports the module, and calls the function in its own process::
 
     assert worker.run(shout, [b"one", b"two"]) == [[b"ONE"], [b"TWO"]]
 
-A worker starts at every spawn and restart, so nothing here imports more than it
-must.
+This module is imported whenever a worker starts, so it imports no more than it must.
 """
 
 from __future__ import annotations
@@ -93,7 +91,7 @@ __all__ = (
 Driver: TypeAlias = Literal["supervisor", "worker"]
 OnError: TypeAlias = Literal["refuse", "skip", "exit"]
 
-_OFFSETS = b'{"offsets"'  # begins a request for an offset, and none for a range
+_OFFSETS = b'{"offsets"'  # begins requests for an offset, but not those for a range
 
 
 def transform(
@@ -103,12 +101,12 @@ def transform(
     markers: Markers | None = None,
 ) -> None:
     """
-    Answer each message with what ``f`` makes of it; return at the end of input.
+    Answer each message with the outputs of ``f``; return at the end of input.
 
     Args:
-        f: Takes a message; gives none, one or many.
-        on_error: What becomes of a message for which ``f`` raises.
-        markers: Those of the session, when they are not to be looked for.
+        f: Takes a message; returns none, one or many.
+        on_error: What happens to a message for which ``f`` raises.
+        markers: The markers of the session; by default they are looked up.
 
     """
     function = Function(f, "transform")
@@ -127,18 +125,17 @@ def transform_batch(
     markers: Markers | None = None,
 ) -> None:
     """
-    Answer each batch with what ``f`` makes of it; return at the end of input.
+    Answer each batch with the outputs of ``f``; return at the end of input.
 
-    ``f`` is not called for an empty batch, except where ``eop`` is ``eom`` and only
-    it can make the message that is due. A batch that is open at the end of input is
-    answered.
+    ``f`` is not called for an empty batch, unless ``eop`` is ``eom``, so that the reply
+    must be one message. A batch that is open at the end of input is answered.
 
     Args:
-        f: Takes the messages of a batch; gives none, one or many.
-        driver: Who decides when a batch is full.
-        size: With ``driver="worker"``, messages to ask for.
-        on_error: What becomes of a batch for which ``f`` raises.
-        markers: Those of the session, when they are not to be looked for.
+        f: Takes the messages of a batch; returns none, one or many.
+        driver: The side that decides when a batch is full.
+        size: With ``driver="worker"``, the number of messages to ask for.
+        on_error: What happens to a batch for which ``f`` raises.
+        markers: The markers of the session; by default they are looked up.
 
     """
     function = Function(f, "transform")
@@ -162,8 +159,8 @@ def load(
 
     Args:
         f: Takes a message; returns None.
-        on_error: What becomes of a message for which ``f`` raises.
-        markers: Those of the session, when they are not to be looked for.
+        on_error: What happens to a message for which ``f`` raises.
+        markers: The markers of the session; by default they are looked up.
 
     """
     function = Function(f, "load")
@@ -185,14 +182,14 @@ def load_batch(
     Have ``f`` load each batch; return at the end of input.
 
     When ``f`` returns, the supervisor may forget the batch. ``f`` is not called for
-    an empty one. A batch that is open at the end of input is loaded.
+    an empty batch. A batch that is open at the end of input is loaded.
 
     Args:
         f: Takes the messages of a batch; returns None.
-        driver: Who decides when a batch is full.
-        size: With ``driver="worker"``, messages to ask for.
-        on_error: What becomes of a batch for which ``f`` raises.
-        markers: Those of the session, when they are not to be looked for.
+        driver: The side that decides when a batch is full.
+        size: With ``driver="worker"``, the number of messages to ask for.
+        on_error: What happens to a batch for which ``f`` raises.
+        markers: The markers of the session; by default they are looked up.
 
     """
     function = Function(f, "load")
@@ -207,11 +204,11 @@ def extract(
     f: Callable[[], Iterable[bytes]], *, markers: Markers | None = None
 ) -> None:
     """
-    Pass on all that ``f`` gives, as it comes, and return; stdin is not read.
+    Pass on the messages of ``f`` as they come, and return; stdin is not read.
 
     Args:
-        f: Gives messages.
-        markers: Those of the session, when they are not to be looked for.
+        f: Returns messages.
+        markers: The markers of the session; by default they are looked up.
 
     """
     function = Function(f, "extract")
@@ -229,25 +226,25 @@ def extract_cycle(
     markers: Markers | None = None,
 ) -> None:
     """
-    Answer each request with what ``f`` gives, as it comes; return at the end of input.
+    Answer each request with the messages of ``f``, until the end of input.
 
-    ``raise Refuse("...")`` refuses a request, and with it what was extracted for it.
-    A function that raises anything else ends the worker: were it skipped, the
-    supervisor would take the range for extracted.
+    Messages are sent as they come. ``raise Refuse("...")`` refuses a request, and
+    discards what was extracted for it. A function that raises anything else ends the
+    worker: if the range were skipped, the supervisor would take it for extracted.
 
     Args:
-        f: Gives messages. With ``offsets="worker"`` it takes nothing and knows by
-            itself how far it got; the next request is the receipt for its last reply.
-            With ``offsets="supervisor"`` it takes the start and the end of a range,
-            and remembers nothing.
-        offsets: Who keeps the offsets.
-        parse: Takes a request and gives the arguments of ``f``, where the supervisor
-            writes its requests otherwise than ``{"start": ..., "end": ...}``.
-        latest: Gives the offset behind all that can be extracted now, for a supervisor
-            that asks for it: by ``{"offsets": "latest"}``. Without it such a request is
-            answered with nothing, and the supervisor wants to be given an end.
-        initial: Gives the offset of the first message that there is, likewise.
-        markers: Those of the session, when they are not to be looked for.
+        f: Returns messages. With ``offsets="worker"`` it takes no arguments and keeps
+            its own offset; the next request acknowledges its last reply. With
+            ``offsets="supervisor"`` it takes the start and the end of a range, and
+            remembers nothing.
+        offsets: The side that keeps the offsets.
+        parse: Takes a request and returns the arguments of ``f``, if the supervisor
+            writes its requests in another form than ``{"start": ..., "end": ...}``.
+        latest: Returns the offset after everything that can be extracted now; the
+            supervisor asks for it with ``{"offsets": "latest"}``. Without this function
+            the answer has no message, and the supervisor must be given an end.
+        initial: Returns the offset of the first message that exists, likewise.
+        markers: The markers of the session; by default they are looked up.
 
     """
     function = Function(f, "extract")
@@ -283,7 +280,7 @@ def run(
     markers: Markers | None = None,
 ) -> list[list[bytes] | Refuse]:
     """
-    Call ``f`` here, for a test; return for each message what a supervisor would get.
+    Call ``f`` in this process, for a test; return what a supervisor would get.
 
     ::
 
@@ -292,23 +289,23 @@ def run(
         worker.run(store, [b"one"], kind="load")  # [[]]
         worker.run(lines, [(0, 3), (3, 6)], kind="extract")  # ranges; [()] for plain
 
-    What a refusal hides is its ``__cause__``. An exception that ends the worker is
-    raised.
+    The result has an item for each message. The exception behind a refusal is its
+    ``__cause__``. An exception that would end the worker is raised.
 
     Args:
-        f: As for the call that makes a worker of it.
-        messages: What it is asked, one after the other: messages, or batches, or the
-            arguments for an extraction.
-        kind: Which call that is.
-        on_error: What becomes of a message for which ``f`` raises; no matter for an
+        f: As for the function that runs it as a worker.
+        messages: The inputs, in order: messages, batches, or tuples of arguments for an
             extraction.
-        markers: Those of the stage.
+        kind: Which of these functions that is.
+        on_error: What happens to a message for which ``f`` raises; it has no effect on
+            an extraction.
+        markers: The markers of the stage.
 
     Raises:
         InvalidMessage: If no supervisor would send one of ``messages``.
 
     """
-    from etlstage.worker.rehearsal import Rehearsal  # no worker waits for it
+    from etlstage.worker.rehearsal import Rehearsal  # not needed by a worker
 
     if kind not in ("transform", "load", "extract"):
         raise ValueError(f"kind is {kind!r}, expected 'transform', 'load' or 'extract'")
@@ -346,7 +343,7 @@ def _range_of(request: bytes) -> tuple[Any, Any]:
 def _offset(
     request: bytes, ends: Mapping[str, Callable[[], int] | None]
 ) -> list[bytes]:
-    """Return the offset that is asked for; no reply: it is not known."""
+    """Return the requested offset as a reply; empty if there is no function for it."""
     import json
 
     give = ends.get(json.loads(request)["offsets"])

@@ -1,8 +1,8 @@
 """
-Answers: the loops of a worker, one for each way of being asked.
+The loops of a worker that answer messages or batches.
 
-``connection.py`` decides when answers are written; here is what they are, and what
-becomes of a function that fails.
+``connection.py`` decides when answers are written; this file makes them, and handles a
+function that fails.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Answering:
         function: The user's function.
         protocol: The session, worker's side.
         descriptors: Where to read and where to write.
-        on_error: What becomes of a message for which the function raises: it is
+        on_error: What happens to a message for which the function raises: it is
             refused, answered without messages, or the exception is raised again.
 
     """
@@ -53,16 +53,16 @@ class Answering:
         self._on_error = on_error
         self._can_refuse = protocol.markers.err is not None
         self._traces = Traces()
-        self._weight = 1  # messages that are answered at once
+        self._weight = 1  # messages that one reply answers
         self._fills = protocol.mode is Mode.BATCH_WORKER
         self._unit = "batch" if protocol.mode.batches else "message"
         self._one_to_one = protocol.markers.eop == protocol.markers.eom
         self._connection = Connection(protocol, descriptors, self._refused, groups=True)
-        self._size = 0  # of what is pending, at most
+        self._size = 0  # bytes pending, at most
         self._over = False
 
     def answer_messages(self, call: Callable[[bytes], Iterable[bytes]]) -> None:
-        """Answer each message with what ``call`` gives, to the end of input."""
+        """Answer each message with the result of ``call``, until the end of input."""
         connection = self._connection
         for event in connection.events():
             if isinstance(event, Opened):
@@ -75,14 +75,13 @@ class Answering:
         self, call: Callable[[list[bytes]], Iterable[bytes]], size: int
     ) -> None:
         """
-        Answer each batch with what ``call`` gives, to the end of input.
+        Answer each batch with the result of ``call``, until the end of input.
 
-        ``call`` is spared an empty batch, except where it must make the one message
-        that is due.
+        ``call`` does not get an empty batch, unless its reply must be one message.
 
         Args:
             call: Gets the messages of a batch.
-            size: In a worker-driven batch, messages to ask for.
+            size: In a worker-driven batch, the number of messages to ask for.
 
         """
         spared: Callable[[list[bytes]], Iterable[bytes]] = lambda batch: ()  # noqa: E731
@@ -90,7 +89,7 @@ class Answering:
             self._weight = len(batch)
             self._answer(call if batch or self._one_to_one else spared, [batch])
             if self._on_error == "skip":
-                # A reply that can't be sent is found while we know of how many.
+                # Find a reply that can't be sent while its number of messages is known.
                 self._connection.flush()
         self._connection.close()
 
@@ -115,7 +114,7 @@ class Answering:
     def _answer(
         self, call: Callable[[Any], Iterable[bytes]], run: Sequence[Any]
     ) -> None:
-        """Append the reply to each of ``run``; written is what gets too much."""
+        """Append a reply for each item of ``run``; send them if they grow too large."""
         connection = self._connection
         append = connection.pending.append
         collect = self._collect
@@ -123,7 +122,7 @@ class Answering:
         for asked in run:
             try:
                 reply = call(asked)
-                # Nearly all replies are of this kind, so no call is spent on them.
+                # Nearly all replies are of this kind, so they are handled inline.
                 if (
                     type(reply) is list
                     and len(reply) == 1
@@ -167,7 +166,7 @@ class Answering:
     # --- what goes wrong ----------------------------------------------------
 
     def _went_on(self, error: BaseException, asked: bytes | list[bytes]) -> bool:
-        """Answer although the function has raised; return whether that is to be."""
+        """Answer although the function has raised, or return False to raise again."""
         refuses = isinstance(error, Exception) and (
             isinstance(error, Refuse) or self._on_error == "refuse"
         )
@@ -188,7 +187,7 @@ class Answering:
         return False
 
     def _explain(self, error: BaseException, asked: bytes | list[bytes]) -> None:
-        """Send what was answered before, and note where we were."""
+        """Send all earlier answers, and add the place of the error as a note."""
         self._connection.flush()
         self._size = 0
         if isinstance(error, Exception):

@@ -1,5 +1,5 @@
 """
-The other side of dialect ``cocaine``: a worker with many sessions at once.
+SDK for workers of dialect ``cocaine``, which have many sessions at once.
 
 ::
 
@@ -11,13 +11,13 @@ The other side of dialect ``cocaine``: a worker with many sessions at once.
 
     cocaine.run({"transform": shout})
 
-A handler runs in a thread of its own for each session. What moves bytes is one more
-thread, which alone touches the protocol: it beats, and notices when no answer comes,
-however busy handlers are. It needs msgpack (``pip install 'etlstage[cocaine]'``) and
-the standard library, nothing else.
+Each session runs its handler in a thread. One more thread moves bytes, and alone uses
+the protocol object: it sends heartbeats, and notices missing answers, however busy the
+handlers are. The module needs msgpack (``pip install 'etlstage[cocaine]'``) and nothing
+else but the standard library.
 
 How the threads keep out of each other's way: handlers put what they send into a queue,
-and wake the other by a byte; it puts what comes into the queue of a session.
+and wake the other thread with a byte; it puts received chunks into a session's queue.
 """
 
 from __future__ import annotations
@@ -57,27 +57,27 @@ if TYPE_CHECKING:
 __all__ = ("Handler", "Refuse", "Request", "Response", "SessionCancelled", "run")
 
 _CATEGORY: Final = 42
-"""Category of errors, as all frameworks have it."""
+"""Category of errors, the same in all frameworks."""
 _RAISED: Final = 100
 _UNKNOWN: Final = 200
 _LOST: Final = 1  # exit status
-_UNSENT: Final = 16 * 1024 * 1024  # bytes at which handlers wait
-_CHUNK: Final = 256 * 1024  # bytes a read
+_UNSENT: Final = 16 * 1024 * 1024  # unsent bytes at which handlers wait
+_CHUNK: Final = 256 * 1024  # bytes per read
 _PLACES: Final = _UNSENT // _CHUNK
-# How large a message may be is the supervisor's to set.
+# The supervisor decides how large a message may be.
 _UNLIMITED = Limits(2**31, 2**31)
 
 
 class SessionCancelled(Exception):
-    """Raised by a request that the supervisor does not want any more."""
+    """Raised by a request that the supervisor has cancelled."""
 
 
 class Request:
     """
-    What a session is given: chunks, until the supervisor ends it.
+    The input of a session: an iterator over chunks, until the supervisor ends it.
 
     Attributes:
-        event: What is to be done.
+        event: The event that was invoked.
         headers: Names and values that came with it.
 
     Iterating raises :class:`SessionCancelled` if the session is cancelled.
@@ -102,26 +102,26 @@ class Request:
         raise self._ended
 
     def read(self) -> bytes:
-        """Return all that is left, joined."""
+        """Return all remaining chunks, joined."""
         return b"".join(self)
 
     def put(self, chunk: bytes | SessionCancelled | None) -> None:
-        """Add a chunk, or, with None, the end."""
+        """Add a chunk; None: the end."""
         self._chunks.put(chunk)
 
 
 class Response:
-    """What a session answers: chunks, and an end, which comes by itself."""
+    """The output of a session: chunks, and an end, which is sent automatically."""
 
     def __init__(self, id_: int, send: Callable[[int, Event], None]) -> None:
         self._id = id_
         self._send = send
         self.closed: bool = False
-        """Nothing more may be sent."""
+        """Whether nothing more may be sent."""
 
     def write(self, chunk: bytes) -> None:
         """
-        Send a chunk; wait while too much is on its way.
+        Send a chunk; wait while too many bytes are unsent.
 
         Raises:
             ValueError: If the response is closed.
@@ -138,7 +138,7 @@ class Response:
 
     def error(self, code: int, reason: str) -> None:
         """
-        Refuse what was asked, and end the response.
+        Refuse the request, and end the response.
 
         Raises:
             ValueError: If the response is closed.
@@ -154,7 +154,7 @@ class Response:
 
 
 Handler = Callable[[Request, Response], object]
-"""Answers one session; what it raises refuses it."""
+"""Answers one session; an exception refuses it."""
 
 
 def run(
@@ -164,14 +164,14 @@ def run(
     arguments: Sequence[str] | None = None,
 ) -> None:
     """
-    Be a worker until the supervisor terminates it.
+    Run as a worker until the supervisor terminates it.
 
-    Exits with status 0 then, and with 1 if the supervisor has abandoned us.
+    The process then exits with status 0, or with 1 if the supervisor is lost.
 
     Args:
-        handlers: By the events that they handle.
+        handlers: Handlers by the events that they handle.
         threads: Sessions that may run at once; others wait.
-        arguments: The worker's; those of the program by default.
+        arguments: The worker's arguments; by default those of the program.
 
     """
     options = _options(sys.argv[1:] if arguments is None else arguments)
@@ -180,8 +180,8 @@ def run(
     except (ConfigError, OSError) as error:
         complain(f"can't be a worker: {error}")
         sys.exit(2)
-    # A thread that a handler blocks would keep the process alive: it is over when
-    # this one ends it.
+    # A thread that a handler blocks could keep the process alive, so end the process
+    # without waiting for threads.
     status = worker.serve()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -189,7 +189,7 @@ def run(
 
 
 def _options(arguments: Sequence[str]) -> dict[str, str]:
-    """Return the options among arguments; whatever else is there is the author's."""
+    """Return the worker's options; other arguments are for the author's own use."""
     names = ("--uuid", "--endpoint", "--protocol", "--app", "--locator")
     options = {name: value for name, value in pairwise(arguments) if name in names}
     return {"--protocol": "0", **options}
@@ -216,7 +216,7 @@ def _session(version: str) -> CocaineSession:
 
 
 class _Worker:
-    """The thread that moves bytes, and what handlers leave for it."""
+    """The thread that moves bytes, and its queues with the handlers."""
 
     def __init__(
         self, handlers: dict[str, Handler], threads: int, options: Mapping[str, str]
@@ -239,12 +239,12 @@ class _Worker:
         self._threads = threads
         self._open: dict[int, Request] = {}
         self._unsent = bytearray()
-        self._paid = 0  # places in the room that what is unsent takes
+        self._paid = 0  # places in the room that unsent bytes take
         self._leaving: Farewell | None = None
         self._session.send(Ready(options["--uuid"]), monotonic())
 
     def serve(self) -> int:
-        """Move bytes to the end; return the exit status."""
+        """Move bytes until the connection ends; return the exit status."""
         try:
             while (status := self._turn()) is None:
                 pass
@@ -253,7 +253,7 @@ class _Worker:
         return status
 
     def _turn(self) -> int | None:
-        """Wait for something, and do what is due; return the status at the end."""
+        """Wait for something to do, and do it; return the exit status at the end."""
         session, wire = self._session, self._wire.fileno()
         self._hear_handlers()
         if self._leaving is not None and not self._open:
@@ -297,7 +297,7 @@ class _Worker:
             case events.Cancelled(id_, code, reason) if id_ in self._open:
                 self._open[id_].put(SessionCancelled(f"{reason} (code {code})"))
             case Farewell():
-                # What is open is ended first: it is asked to go, not to drop things.
+                # Open sessions are ended first, not dropped.
                 self._leaving = event
             case Alive():
                 pass
@@ -309,8 +309,8 @@ class _Worker:
             Thread(target=self._handle_all, daemon=True).start()
 
     def _write(self) -> None:
-        # It is asked again when all is written: so an answer to a heartbeat waits for
-        # no more than a part of what there is.
+        # The session returns a part at a time, and is asked for more once that is
+        # written: so an answer to a heartbeat waits only for one part.
         while self._unsent or self._ask():
             try:
                 del self._unsent[: self._wire.send(self._unsent)]
@@ -321,7 +321,7 @@ class _Worker:
             self._paid = 0
 
     def _ask(self) -> bool:
-        """Handle the session's events; return whether there were any."""
+        """Get the bytes that the session has to send; return whether there are any."""
         self._unsent += b"".join(self._session.data_to_send())
         return bool(self._unsent)
 
@@ -340,14 +340,14 @@ class _Worker:
     # --- in other threads -----------------------------------------------------
 
     def _send(self, size: int, event: Event) -> None:
-        """Queue something to be sent; wait while there is no room for it."""
+        """Queue an event of ``size`` bytes; wait while there is no room for it."""
         places = min(size // _CHUNK, _PLACES)
-        # One at a time: two that hold a part of what they need would wait for ever.
+        # One at a time: two that each hold a part of their places would deadlock.
         with self._door:
             for _ in range(places):
                 self._room.acquire()
         self._outgoing.put((places, event))
-        with suppress(BlockingIOError):  # it rings already
+        with suppress(BlockingIOError):  # it will wake already
             os.write(self._bell, b"x")
 
     def _handle_all(self) -> None:

@@ -1,24 +1,24 @@
 """
-A worker's connection: when what was answered is written.
+A worker's connection, which decides when replies are written.
 
-Replies are collected, for a write per message would cost more than most messages.
-Three things have them written:
+Replies are collected, as a write per message would cost more than most messages. They
+are written in three cases:
 
-* the input runs dry: all that came with one read is answered before the next read,
-  so a supervisor that waits for a reply before it writes again never waits in vain;
+* the input runs dry: all messages of one read are answered before the next read, so a
+  supervisor that waits for a reply before it writes again never waits in vain;
 * they grow: past ``BLOCK`` bytes they are written, so memory is bounded;
-* they grow old: while the function works on other messages that came with the same
-  read, a thread writes what is older than ``MAX_AGE``. Looking at the clock between
-  two messages would not do: the function may be stuck in the next one for hours, or
-  kill the process, and what was answered before would be taken for lost.
+* they grow old: while the function works on other messages of the same read, a thread
+  writes replies older than ``MAX_AGE``. A look at the clock between two messages would
+  not suffice: the function may be stuck in the next one for hours, or kill the process,
+  and messages answered before would be taken for lost.
 
-How the two threads keep out of each other's way: the main thread alone appends to
+How the two threads keep out of each other's way: only the main thread appends to
 ``pending``, and does so without a lock; to write, a thread holds the lock, takes a copy
-of what is there, and removes as many from the front. The protocol object is touched
-under the lock, or while nothing is pending, when the other thread has nothing to do.
+of the list, and removes that many items from its front. The protocol object is used
+under the lock, or while nothing is pending and the other thread has nothing to do.
 
-The thread exists from the first time that more than one exchange is in our hands: a
-supervisor in lock-step never sees it.
+The thread is started the first time that more than one exchange is open: with a
+supervisor in lock-step there is none.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ from etlstage.worker.status import open_status
 __all__ = ("BLOCK", "Connection")
 
 BLOCK: Final = 128 * 1024
-"""So many bytes of output are written without waiting for more, in bytes."""
+"""Size of collected output, in bytes, at which it is written without waiting."""
 MAX_AGE: Final = 0.05
-"""No reply waits longer than about this for other messages, in seconds."""
+"""How long a reply waits for other messages, in seconds, at most; approximate."""
 
 
 class Connection:
@@ -59,16 +59,16 @@ class Connection:
     Args:
         protocol: The session, worker's side.
         descriptors: Where to read and where to write.
-        refused: Called with what the protocol refuses to send, when it stands first
-            in ``pending``; raises, or returns why it is refused, or None: then its
-            reply is empty.
-        groups: Whether pending things are replies; else they are parts of one.
+        refused: Called with the error for the first item in ``pending`` if the protocol
+            refuses to send it; raises, or returns the reason to refuse the message, or
+            None to answer it with an empty reply.
+        groups: Whether pending items are replies; otherwise they are parts of one.
 
     Attributes:
-        pending: What is to be sent next; append to it, from one thread. A refusal
+        pending: Items to be sent next; append to it, from one thread. A refusal
             among replies is appended by :meth:`refuse`.
-        sent: How many have been sent.
-        skipped: Messages answered without a look at them, not yet reported.
+        sent: Number of items that have been sent.
+        skipped: Number of skipped messages that have not been reported yet.
 
     """
 
@@ -86,9 +86,9 @@ class Connection:
         self._protocol = protocol
         self._source, self._target = descriptors
         self._groups = groups
-        self._next = 1  # the exchange that is to be ended next
+        self._next = 1  # the next exchange to end
         self._refused = refused
-        # Of those that are pending: how many things came before, and the reason.
+        # Pending refusals: how many items came before each, and the reason.
         self._refusals: list[tuple[int, str]] = []
         self._lock = allocate_lock()
         self._parked = allocate_lock()
@@ -99,9 +99,9 @@ class Connection:
 
     def events(self) -> Iterator[Event]:
         """
-        Give what the supervisor sends, up to its end of input, waiting for it.
+        Yield the supervisor's events until the end of input, waiting for them.
 
-        Before it waits, all that is pending goes out; while it does, heartbeats.
+        Before each wait, everything pending is sent; during it, heartbeats are sent.
         """
         while True:
             self.flush()
@@ -121,10 +121,10 @@ class Connection:
                         " which no EOM ends"
                     )
                 if isinstance(event, Failed):
-                    # The session is dead: nothing that came with it can be answered.
+                    # The session is dead: no event of this read can be answered.
                     complain(f"stdin: {event.error}")
                     raise SystemExit(1)
-            if len(events) - (not data) > 1:  # batches: the end of input is none
+            if len(events) - (not data) > 1:  # batches, without the end of input
                 self.watch()
             yield from (e for e in events if not isinstance(e, Noise))
             if not data:
@@ -136,13 +136,13 @@ class Connection:
             self._status.announce()
 
     def close_batch(self) -> None:
-        """Have the end of input close a batch that the supervisor left open."""
-        # The page has no word for it; PanDAWMS/dkb processes such a batch, too.
+        """Close a batch that the supervisor left open, at the end of input."""
+        # The protocol does not define this; PanDAWMS/dkb processes such a batch, too.
         self._protocol.receive_data(self._protocol.markers.eob)
         self._protocol.events_received()
 
     def watch(self) -> None:
-        """Until the next read, let nothing pending grow old."""
+        """Have pending items written when they are old, until the next read."""
         with self._lock:
             self._working = True
             if not self._started:
@@ -154,7 +154,7 @@ class Connection:
                 self._parked.release()
 
     def flush(self) -> None:
-        """Send all that is pending; exit if its reader is gone."""
+        """Send everything pending; exit if the reader is gone."""
         refusal: InvalidMessage | None = None
         while True:
             reason = self._refused(refusal) if refusal else None
@@ -173,14 +173,14 @@ class Connection:
             self.skipped -= self._status.count("skipped", self.skipped)
 
     def refuse(self, reason: str) -> None:
-        """Have a refusal take its turn among the replies."""
+        """Append a refusal to the pending replies."""
         with self._lock:
             self._refusals.append((self.sent + len(self.pending), reason))
             self.pending.append(())
 
     def send(self, event: Event) -> None:
         """
-        Send ``event`` behind all that is pending.
+        Send ``event`` after everything pending.
 
         Raises:
             InvalidMessage: If it holds a message that can't be sent.
@@ -192,19 +192,19 @@ class Connection:
             self._write()
 
     def pass_on(self, messages: list[bytes]) -> None:
-        """Send a part of the reply behind all that are pending; raises as :meth:`send`."""
+        """Send a part of a reply after everything pending; raises as :meth:`send`."""
         self.flush()
         self.send(Added(self._next, messages))
 
     def end_round(self, refusal: str | None = None) -> None:
-        """End a reply of which all else was passed on, or reject the message."""
+        """End a reply whose messages have been passed on, or refuse its message."""
         self.flush()
         refusals = () if refusal is None else [Refusal(0, 0, 0, refusal)]
         self.send(Ended(self._next, [()], refusals))
         self._next += 1
 
     def close(self) -> None:
-        """Send the end of output behind all that is pending."""
+        """Send the end of output after everything pending."""
         self._working = False
         self.flush()
         if self.skipped and self._status is not None:
@@ -212,7 +212,7 @@ class Connection:
         self.send(Farewell())
 
     def _send_pending(self) -> InvalidMessage | None:
-        """Send what is sound; return what is wrong with the first that is not."""
+        """Send the items before the first invalid one; return the error of that one."""
         pending = self.pending[:]
         refusal = None
         try:
@@ -263,11 +263,11 @@ class Connection:
     # Threads that threading does not know are not seen by coverage.
     def _flush_when_old(self) -> None:  # pragma: no cover
         """
-        Be the thread that writes what is old.
+        Write old items; the function of the other thread.
 
-        It imports nothing and prints nothing, and so holds no lock of anybody else's
-        when the interpreter goes down. What fails here is raised in the main thread;
-        what is refused here is found again, and dealt with, by the main thread.
+        It imports nothing and prints nothing, so that it holds no other lock when the
+        interpreter shuts down. An exception here is raised in the main thread; an item
+        that can't be sent is found again, and handled, by the main thread.
         """
         while True:
             sleep(MAX_AGE)
@@ -282,7 +282,7 @@ class Connection:
                 self._parked.acquire()
 
     def _abandon(self) -> None:
-        """Let go of everything in a forked child: the supervisor waits for our EOF."""
+        """Close everything in a forked child: the supervisor waits for our EOF."""
         for descriptor in {self._source, self._target} - {-1}:
             os.close(descriptor)
         self._source = self._target = -1

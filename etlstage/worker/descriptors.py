@@ -1,10 +1,10 @@
 """
-The two descriptors of a worker, kept out of all other code's reach.
+The two descriptors of a worker, kept out of reach of all other code.
 
-Whatever prints writes to descriptor 1: ``print()``, C libraries, child processes. So
-the protocol moves to descriptors that no code knows and no program inherits, and what
-is left on 0 and 1 is harmless. Reads and writes block; the flags of the open file
-are never touched, since our parent may share it.
+``print()``, C libraries and child processes all write to descriptor 1. So the protocol
+moves to descriptors that no other code knows and no program inherits, and descriptors 0
+and 1 become harmless. Reads and writes block; the flags of the open files are never
+changed, since our parent may share them.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import NoReturn
 
 __all__ = ("complain", "read", "take_over", "write")
 
-# What a pipe holds unless it's enlarged. Tried: 256 KiB and 1 MiB cost a fifth more
-# time per message, most of it for fresh memory.
+# The capacity of a pipe unless it is enlarged. Measured: 256 KiB and 1 MiB cost a fifth
+# more time per message, most of it for fresh memory.
 _READ = 64 * 1024
 
 
 def take_over() -> tuple[int, int]:
     """
-    Return private duplicates of stdin and stdout, and point these elsewhere.
+    Return private duplicates of stdin and stdout, and redirect the originals.
 
     Raises:
         OSError: If stdin or stdout is closed.
@@ -40,13 +40,13 @@ def take_over() -> tuple[int, int]:
     os.dup2(2, 1)
     os.close(null)
     if sys.stdout is sys.__stdout__ and sys.stdout is not None:
-        # Flushes, too: what was printed before goes to stderr now.
+        # This also flushes: what was printed before now goes to stderr.
         sys.stdout.reconfigure(line_buffering=True)
     return source, target
 
 
 def read(source: int) -> bytes:
-    """Return what there is to read, waiting for it; nothing at the end of input."""
+    """Wait for input and return it; return nothing at the end of input."""
     while True:
         try:
             return os.read(source, _READ)
@@ -57,7 +57,7 @@ def read(source: int) -> bytes:
 
 
 def write(target: int, data: bytes) -> None:
-    """Write all of ``data``; exit if its reader is gone."""
+    """Write all of ``data``; exit if the reader is gone."""
     rest = memoryview(data)
     while rest:
         try:
@@ -69,7 +69,7 @@ def write(target: int, data: bytes) -> None:
 
 
 def complain(text: str) -> None:
-    """Write a line to stderr, if there is one."""
+    """Write a line to stderr, if it is open."""
     try:
         os.write(2, f"etlstage.worker: {text}\n".encode(errors="backslashreplace"))
     except OSError:
@@ -77,7 +77,7 @@ def complain(text: str) -> None:
 
 
 def _wait(descriptor: int, *, writing: bool) -> None:
-    """Wait on a descriptor that somebody else has made non-blocking."""
+    """Wait on a descriptor that another process has made non-blocking."""
     import select
 
     poll = select.poll()
@@ -86,5 +86,5 @@ def _wait(descriptor: int, *, writing: bool) -> None:
 
 
 def _give_up() -> NoReturn:
-    """Exit without a word: the supervisor is gone, and with it who would read it."""
+    """Exit without a message: the supervisor, which would read it, is gone."""
     raise SystemExit(1) from None

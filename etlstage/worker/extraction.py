@@ -1,9 +1,9 @@
 """
-Extraction: messages that leave as they come.
+The loops of a worker that extracts: messages are sent as they come.
 
-A reply may take hours and be larger than memory, so its messages are not kept
-together; only its end is marked. A failure is never skipped: the supervisor would
-take the range for extracted and move its offset past it.
+A reply may take hours and be larger than memory, so its messages are not collected;
+only its end is marked. A failure is never skipped: the supervisor would take the range
+for extracted and move its offset past it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ("Extraction",)
 
 class Extraction:
     """
-    Passes on what the function finds.
+    Passes on the messages that the function extracts.
 
     Args:
         function: The user's function.
@@ -45,13 +45,13 @@ class Extraction:
         self._connection = Connection(protocol, descriptors, self._refused)
 
     def pass_all(self, call: Callable[[], Iterable[bytes]]) -> None:
-        """Pass on what ``call`` gives."""
+        """Pass on the messages of ``call``."""
         self._connection.announce()
         self._pass(call)
         self._connection.close()
 
     def answer_requests(self, call: Callable[[bytes], Iterable[bytes]]) -> None:
-        """Answer each request with what ``call`` gives, to the end of input."""
+        """Answer each request with the messages of ``call``, until the end of input."""
         connection = self._connection
         for event in connection.events():
             if isinstance(event, Opened):

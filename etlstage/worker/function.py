@@ -1,8 +1,8 @@
 """
-The user's function: what it may give, and how errors call it.
+The user's function, with checks of its results.
 
-What it gives is checked here, one thing at a time, because a wrong thing may look
-like a right one: a ``bytes`` object is an iterable, and ``b""`` an empty one.
+Results are checked one by one, because a wrong one may look like a right one: a
+``bytes`` object is an iterable, and ``b""`` an empty one.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Any, Final, NoReturn
 __all__ = ("ITERABLE", "Function")
 
 ITERABLE: Final = frozenset({list, tuple, GeneratorType})
-"""What is known by its type to be an iterable."""
+"""Types that are known to be iterables."""
 _SINGLE: Final = (bytes, str, bytearray, memoryview)
 
 
 class Function:
     """
-    A function, with the words for its errors.
+    A function, with its name for error messages.
 
     Args:
-        call: What the user gave us.
+        call: The user's function.
         role: What it does: transform, load or extract.
 
     """
@@ -41,10 +41,10 @@ class Function:
 
     def check(self, reply: object) -> None:
         """
-        Check what the function returned; not what is in it.
+        Check the type of what the function returned, not its items.
 
         Raises:
-            TypeError: If it's not an iterable of messages.
+            TypeError: If it is not an iterable, or is a single message.
 
         """
         kind = type(reply).__name__
@@ -61,10 +61,10 @@ class Function:
 
     def check_only(self, outputs: Sized) -> None:
         """
-        Check that a reply is one message, where ``eop`` is ``eom``.
+        Check that a reply is one message, as it must be if ``eop`` is ``eom``.
 
         Raises:
-            ValueError: If there are none, or more.
+            ValueError: If there is none, or more than one.
 
         """
         if len(outputs) != 1:
@@ -75,7 +75,7 @@ class Function:
 
     def refuse(self, message: object) -> NoReturn:
         """
-        Refuse a message that is not bytes.
+        Raise for a message that is not bytes.
 
         Raises:
             TypeError: Always.
@@ -87,7 +87,7 @@ class Function:
 
     def load(self, asked: object) -> tuple[()]:
         """
-        Call the function, which has nothing to give.
+        Call the function, which must return None, and return an empty reply.
 
         Raises:
             TypeError: If it returned something.

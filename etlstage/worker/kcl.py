@@ -14,15 +14,16 @@ SDK for record processors: a class, and one call.
     if __name__ == "__main__":
         kcl.run(Printer())
 
-It runs under etlstage and under the original daemon, in whichever version that speaks.
-What was processed is done when a checkpoint covers it: what came behind the last one
-comes again after a restart, so that nothing is lost that a processor has buffered.
+It runs under etlstage and under the original daemon, in any version of the protocol.
+Records are done when a checkpoint covers them: records after the last checkpoint come
+again after a restart, so that nothing is lost that a processor has buffered.
 
 From the call on ``print()``, C libraries and child processes write to stderr. An
-exception in a processor ends it with status 1 and the traceback on stderr; its batch has
-no status then, and comes again. But :class:`LeaseLost` only ends the batch: the shard is
-another's, and ``lease_lost`` is next. With ``on_error="skip"`` a batch whose processing raised
-is answered, and processing resumes after it: the next checkpoint loses its rest.
+exception in a processor ends it with status 1 and the traceback on stderr; its batch
+then has no status, and comes again. But :class:`LeaseLost` only ends the batch: the
+shard belongs to another worker, and ``lease_lost`` is called next. With
+``on_error="skip"`` a batch whose processing raised is answered all the same, and
+processing continues with the next: the next checkpoint then loses the batch's rest.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class CheckpointFailed(Exception):
     Raised when a checkpoint was not stored.
 
     Attributes:
-        name: Of the exception, as the daemon gave it.
+        name: The name of the exception in the daemon's answer.
 
     """
 
@@ -89,15 +90,15 @@ class CheckpointFailed(Exception):
 
 
 class Throttled(CheckpointFailed):
-    """Raised when the store had too much to do, each time that it was tried."""
+    """Raised when the store was overloaded at each try."""
 
 
 class DependencyFailed(CheckpointFailed):
-    """Raised when the store failed, each time that it was tried."""
+    """Raised when the store failed at each try."""
 
 
 class LeaseLost(CheckpointFailed):
-    """Raised when the shard is another's: nothing can be stored any more."""
+    """Raised when another worker has the shard: nothing can be stored any more."""
 
 
 class CheckpointUnavailable(CheckpointFailed):
@@ -105,7 +106,7 @@ class CheckpointUnavailable(CheckpointFailed):
 
 
 class IllegalCheckpoint(CheckpointFailed):
-    """Raised when a number is none, was not delivered, or is behind the last one."""
+    """Raised for a number that is invalid, not delivered, or before the stored one."""
 
 
 _ERRORS: Final[dict[str, type[CheckpointFailed]]] = {
@@ -119,25 +120,25 @@ _PASSING: Final = (Throttled, DependencyFailed)
 
 
 class Shard(NamedTuple):
-    """What a processor is for."""
+    """The shard of a processor."""
 
     name: str
     sequence_number: str | None
-    """The checkpoint behind which it begins, or a word such as ``TRIM_HORIZON``; None:
-    an old daemon does not send it."""
+    """The checkpoint after which it begins, or a word such as ``TRIM_HORIZON``; None:
+    an old daemon, which does not send it."""
     sub_sequence_number: int = 0
 
 
 class Record(NamedTuple):
-    """What was put into the shard once."""
+    """A record of the shard."""
 
     data: bytes
     partition_key: str
     sequence_number: str
     sub_sequence_number: int | None
-    """Its place among records that were put as one; None or 0: it was put alone."""
+    """Its index in an aggregated record; None or 0: the first, or not aggregated."""
     arrival: int | None
-    """When it arrived, in milliseconds since 1970; None: it is not known."""
+    """When it arrived, in milliseconds since 1970; None: unknown."""
 
 
 class Checkpointer:
@@ -145,8 +146,8 @@ class Checkpointer:
     Stores how far a processor has come.
 
     Args:
-        life: Where to ask.
-        sleep: Waits for so many seconds.
+        life: Sends the checkpoints, and waits for the answers.
+        sleep: Waits for a number of seconds.
 
     """
 
@@ -163,19 +164,19 @@ class Checkpointer:
         pause: float = 1.0,
     ) -> None:
         """
-        Store that all up to a record is processed.
+        Store that all records up to ``at`` are processed.
 
         At the end of a shard leave the record out: the number of the last one does not
         count if it was stored before.
 
         Args:
-            at: The record, or its sequence number; None: all that was delivered.
-            sub_sequence_number: To go with a sequence number.
-            tries: How often a store is asked that is throttled or fails.
-            pause: Before the second try, in seconds; it doubles each time.
+            at: The record, or its sequence number; None: all records so far.
+            sub_sequence_number: Belongs to a sequence number given as ``at``.
+            tries: How often to try if the store is throttled or fails.
+            pause: Seconds before the second try; doubled before each further one.
 
         Raises:
-            CheckpointFailed: If it was not stored; the class has the reason.
+            CheckpointFailed: If it was not stored; a subclass tells the reason.
 
         """
         position: ShardPosition | None = None
@@ -195,30 +196,30 @@ class Checkpointer:
 
 
 class Processor:
-    """What processes the records of one shard; a base for yours."""
+    """Base class for processors of the records of one shard."""
 
     def initialize(self, shard: Shard) -> None:
-        """Prepare; called once, before all else."""
+        """Prepare; called once, before everything else."""
 
     def process_records(
         self, records: list[Record], checkpointer: Checkpointer
     ) -> None:
-        """Process records; there may be none, so that it can act by time."""
+        """Process records; an empty list gives a chance to act after some time."""
         raise NotImplementedError
 
     def lease_lost(self) -> None:
-        """Let go: the shard is another's, and nothing can be stored any more."""
+        """Clean up: another worker has the shard, nothing can be stored any more."""
 
     def shard_ended(self, checkpointer: Checkpointer) -> None:
-        """Finish; without a checkpoint the shards behind this one don't begin."""
+        """Finish; without a checkpoint the shards after this one do not begin."""
         checkpointer.checkpoint()
 
     def shutdown_requested(self, checkpointer: Checkpointer) -> None:
-        """Store how far it has come, if that is worth it: the life ends soon."""
+        """Checkpoint, if that is worthwhile: the processor is shut down soon."""
 
 
 class _Life:
-    """One life of a processor over two functions that move bytes."""
+    """One life of a processor, with two functions that move bytes."""
 
     def __init__(
         self,
@@ -251,7 +252,7 @@ class _Life:
             raise _ERRORS.get(event.error, CheckpointFailed)(event.error)
 
     def _next(self) -> Event | None:
-        """Return what comes next; None: the input has ended."""
+        """Return the next event; None: the input has ended."""
         while not self._events:
             data = self._read()
             if data:
@@ -298,10 +299,10 @@ class _Life:
         try:
             self._processor.process_records(records, self._checkpointer)
         except LeaseLost:
-            # Nothing of this life can be stored any more: leaseLost is next.
+            # Nothing can be stored in this life any more: leaseLost is next.
             _trace()
         except Exception:
-            # Between a question and its answer nothing can be skipped.
+            # While a checkpoint awaits its answer, nothing can be skipped.
             if not self._skip or self._session.turn is not Turn.OURS:
                 raise
             _trace()
@@ -319,8 +320,8 @@ def run(processor: Processor, *, on_error: OnError = "exit") -> None:
     Process the records of one shard, from stdin, and answer on stdout.
 
     Args:
-        processor: What processes them.
-        on_error: What becomes of an exception in ``process_records``: the process ends
+        processor: Processes the records.
+        on_error: The effect of an exception in ``process_records``: the process ends
             without a status (exit), or the rest of the batch is skipped (skip). An
             exception elsewhere ends it in any case.
 
@@ -349,7 +350,7 @@ def run(processor: Processor, *, on_error: OnError = "exit") -> None:
 
 
 def _trace() -> None:
-    """Write the traceback of what is being handled to stderr."""
+    """Write the traceback of the current exception to stderr."""
     import traceback
 
     traceback.print_exc(file=sys.stderr)

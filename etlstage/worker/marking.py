@@ -1,8 +1,8 @@
 """
-Where a worker learns its markers: the command line, else the environment.
+Finds a worker's markers on the command line, or in the environment.
 
-Not argparse: it takes longer to import than all the rest, and the command line is
-the worker's own; what is not about markers is not ours to judge.
+This does not use argparse: it takes longer to import than all the rest, and the command
+line belongs to the worker, so arguments other than markers are ignored.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ OPTIONS: Final = {
 
 def find_markers(arguments: Sequence[str], environment: Mapping[str, str]) -> Markers:
     """
-    Return the markers; each that is named nowhere has its default.
+    Return the markers; each that is given nowhere has its default.
 
-    ERR has none: a supervisor that did not give it to us would not understand it.
+    ERR has no default: a supervisor that did not give it would not understand it.
 
     Args:
-        arguments: Those of the command line, without the program.
-        environment: That of the process.
+        arguments: The command line, without the program.
+        environment: The environment of the process.
 
     Raises:
         ConfigError: If a text can't be read, or the combination is refused.

@@ -1,8 +1,8 @@
 """
-How a worker begins: its environment, and its descriptors.
+The start of a worker: its markers, mode and descriptors.
 
-What the author of a worker did wrong raises; what its user did wrong is one line on
-stderr and exit status 2.
+Errors of a worker's author raise; errors of its user are one line on stderr and exit
+status 2.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from etlstage.worker.marking import find_markers
 
 __all__ = ("open_session",)
 
-# How large a message may be is the supervisor's to set.
+# The supervisor decides how large a message may be.
 _UNLIMITED = Limits(sys.maxsize, sys.maxsize)
 
 _MADE_WITH: Final = {
@@ -39,7 +39,7 @@ def open_session(
 
     Args:
         mode: The scenario.
-        markers: Those that the author of the worker has set, if any.
+        markers: The markers that the author of the worker has set, if any.
         makes_one: Whether each reply can be exactly one message.
 
     """
@@ -52,7 +52,7 @@ def open_session(
             f"eop is eom ({escape(markers.eom)}), so each reply must be one message;"
             " a load stage, and on_error='skip', have none: choose another eop"
         )
-    # Else it waits for what never comes, or fails at each message.
+    # Otherwise the worker would wait for ever, or fail at each message.
     asked = Mode(os.environ.get("ETLSTAGE_MODE", mode.value))
     if asked is not mode:
         _refuse(

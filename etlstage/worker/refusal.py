@@ -1,9 +1,9 @@
 """
 Refusals: what a worker writes when it can't process a message.
 
-The reason travels in the place of a reply, so it may contain no marker: what is not
-printable becomes a blank, and a reason that contains a marker all the same, as a word
-may be one, is cut down to the exception's name, or to nothing.
+The reason is sent in place of a reply, so it must not contain a marker: unprintable
+characters become spaces. A reason that still contains a marker, as a word may be one,
+is replaced by the exception's name, or by nothing.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from etlstage.protocol.marker.framing import encode_refusal
 __all__ = ("Refuse", "Traces", "reason_of")
 
 _LONGEST: Final = 1000  # characters, as many as the supervisor takes
-_PLACES: Final = 100  # whose traceback is shown
+_PLACES: Final = 100  # places for which a traceback is shown, at most
 
 
 class Refuse(Exception):
     """
     Raised by a function that can't process what it was given: the text is the reason.
 
-    The message, or batch, is refused; the worker goes on. Two for the same reason are
-    equal, for what tests compare.
+    The message, or batch, is refused; the worker continues. Two instances with the same
+    reason are equal, so that tests can compare them.
     """
 
     def __eq__(self, other: object) -> bool:
@@ -39,7 +39,7 @@ class Refuse(Exception):
 
 
 def reason_of(error: BaseException, markers: Markers) -> str:
-    """Return why ``error`` refuses, in words that can be sent."""
+    """Return the reason of a refusal after ``error``, as text that can be sent."""
     name = type(error).__name__
     try:
         text = str(error)[:_LONGEST]
@@ -52,7 +52,7 @@ def reason_of(error: BaseException, markers: Markers) -> str:
 
 @lru_cache(128)
 def _sendable(text: str, name: str, markers: Markers) -> str:
-    # A bad column is bad in every row, for the same reason.
+    # Cached, as often every message is refused for the same reason.
     if not text.isprintable():
         text = "".join(c if c.isprintable() else " " for c in text)
     for reason in " ".join(text[:_LONGEST].split()), name:
@@ -65,13 +65,13 @@ def _sendable(text: str, name: str, markers: Markers) -> str:
 
 
 class Traces:
-    """Knows the places where exceptions were raised: one traceback of each is enough."""
+    """Records where exceptions were raised: one traceback for each place is enough."""
 
     def __init__(self) -> None:
         self._known: set[tuple[type[BaseException], str, int]] = set()
 
     def new(self, error: BaseException) -> bool:
-        """Return whether it is the first of its kind from its place."""
+        """Return whether it is the first of its type from its place."""
         trace: TracebackType | None = error.__traceback__
         file, line = "", 0
         while trace is not None:

@@ -1,9 +1,9 @@
 """
-A worker's function in somebody else's process: what a supervisor would get of it.
+Runs a worker's function in the caller's process, as a supervisor would see it.
 
-No process, no protocol, and nothing that writes: each thing that is asked is answered
-before the next, as :class:`~etlstage.worker.answering.Answering` and
-:class:`~etlstage.worker.extraction.Extraction` do it, and checked as they check it.
+There is no process, no protocol, and nothing is written: each input is answered before
+the next, as :class:`~etlstage.worker.answering.Answering` and
+:class:`~etlstage.worker.extraction.Extraction` do it, with the same checks.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Rehearsal:
     Args:
         f: The user's function.
         kind: What it does: transform, load or extract.
-        on_error: What becomes of a message for which it raises.
-        markers: Those of the stage.
+        on_error: What happens to a message for which it raises.
+        markers: The markers of the stage.
 
     """
 
@@ -38,12 +38,12 @@ class Rehearsal:
         self._function = Function(f, kind)
         self._call = self._function.load if kind == "load" else f
         self._extracts = kind == "extract"
-        # An extraction is never skipped, and only Refuse refuses it.
+        # An extraction is never skipped, and refused only by Refuse.
         self._on_error = "exit" if self._extracts else on_error
         self._markers = markers
 
     def ask(self, asked: Any) -> list[bytes] | Refuse:  # noqa: ANN401 - by its kind
-        """Return the outputs, or the refusal, with what was raised as its cause."""
+        """Return the outputs, or a refusal with the exception as its cause."""
         self._check(asked)
         try:
             return self._outputs(asked)
@@ -59,7 +59,7 @@ class Rehearsal:
             return []
 
     def _check(self, asked: object) -> None:
-        """Refuse what no supervisor would send."""
+        """Raise for an input that no supervisor would send."""
         if self._extracts:
             if not isinstance(asked, tuple):
                 raise TypeError(

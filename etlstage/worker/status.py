@@ -1,11 +1,11 @@
 """
-What a worker reports to its supervisor beside its replies.
+Reports from a worker to its supervisor, in addition to its replies.
 
-``ETLSTAGE_STATUS`` names a file in which any byte means "ready, alive", and
-``ETLSTAGE_HEARTBEAT``, where a supervisor asks for heartbeats, after how many seconds
-without one a worker that has nothing to do counts as dead. We write a byte when we are
-about to read the first message, and then, while there is nothing to read, three in
-that time. A line of JSON has more: what we have counted, and how far we are.
+``ETLSTAGE_STATUS`` names a file in which any byte means "ready, alive". If a supervisor
+wants heartbeats, ``ETLSTAGE_HEARTBEAT`` is after how many seconds without one an idle
+worker counts as dead. We write a byte when we are about to read the first message and
+then, while there is nothing to read, three in that time. A line of JSON reports more:
+metrics and progress.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from etlstage.worker.descriptors import complain
 
 __all__ = ("Status", "count", "open_status", "progress")
 
-_BEATS = 3  # in the time that is allowed: one may be late
+_BEATS = 3  # heartbeats in the time that is allowed: one may be late
 _NAME = 64  # characters of a metric's name
-_GRACE = 1.0  # seconds that a supervisor may take to read what was sent
+_GRACE = 1.0  # seconds that a supervisor may take to read reports
 
 
-_opened: list[Status] = []  # one, or none: a worker has one supervisor
+_opened: list[Status] = []  # at most one: a worker has one supervisor
 
 
 class Status:
     """
-    Reports to the supervisor that we live.
+    Reports to the supervisor: ready, alive, progress and metrics.
 
     Args:
         descriptor: Where to write, without blocking.
-        heartbeat: How often it wants to hear of us, in seconds; None is once.
+        heartbeat: Seconds within which it wants a heartbeat; None: only the first.
 
     """
 
@@ -40,7 +40,7 @@ class Status:
         self._announced = False
 
     def wait(self, source: int) -> None:
-        """Report that we are ready, if this is new, and alive, until there is input."""
+        """Report that we are ready, then send heartbeats until there is input."""
         self.announce()
         if self._heartbeat is None:
             return
@@ -58,7 +58,7 @@ class Status:
             self._tell()
 
     def count(self, name: str, add: int) -> int:
-        """Have so many more counted; return how many, 0 if there is no room now."""
+        """Add to a metric; return ``add``, or 0 if the pipe has no room now."""
         line = b'{"metric": "%s", "add": %d}\n' % (name.encode(), add)
         return add if self._tell(line) else 0
 
@@ -67,7 +67,7 @@ class Status:
         self._tell(b'{"progress": %.6f}\n' % share)
 
     def wait_for_room(self) -> None:
-        """Wait, not for long, until more can be sent."""
+        """Wait a short time until more can be sent."""
         import select
 
         poll = select.poll()
@@ -75,7 +75,7 @@ class Status:
         poll.poll(_GRACE * 1000)
 
     def close(self) -> None:
-        """Report no more; safe to call twice."""
+        """Stop reporting; safe to call twice."""
         if self._descriptor != -1:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -84,25 +84,25 @@ class Status:
         try:
             os.write(self._descriptor, line)
         except BlockingIOError:
-            return False  # it is full, or has no room for all of it
+            return False  # the pipe has no room for the whole line
         except OSError:
-            pass  # a supervisor that does not listen gets nothing
+            pass  # the supervisor does not listen
         return True
 
 
 def open_status() -> Status | None:
     """
-    Return the channel for statuses, None if the supervisor wants none.
+    Return the status channel; None if the supervisor wants none.
 
-    The variables are taken out of the environment: in a program that we start, the
-    descriptor of that name is another file.
+    The variables are removed from the environment: in a program that we start, the
+    descriptor of that name would be another file.
     """
     path = os.environ.pop("ETLSTAGE_STATUS", "")
     heartbeat = os.environ.pop("ETLSTAGE_HEARTBEAT", "")
     if not path:
         return None
     try:
-        # A descriptor of our own: a flag on theirs would be everybody's.
+        # A new open file: the flags of the inherited one are shared by all its users.
         flags = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC
         status = Status(os.open(path, flags), float(heartbeat) if heartbeat else None)
     except (OSError, ValueError) as error:
@@ -119,14 +119,15 @@ def count(name: str, add: int = 1) -> None:
     """
     Have the supervisor add to a metric of this worker.
 
-    Nothing is counted without a supervisor, or if more is sent than it can read.
+    Nothing is counted without a supervisor, or if it can't read reports fast enough.
 
     Args:
-        name: Of the metric: letters, digits and underscores, 64 at most.
-        add: How much, at least 1.
+        name: The metric's name: letters, digits and underscores, at most 64.
+        add: How much to add, at least 1.
 
     Raises:
-        ValueError: If they are something else; ``skipped`` is what we count ourselves.
+        ValueError: If they are anything else, or the name is ``skipped``, which is used
+            by the SDK itself.
 
     """
     sound = name.isidentifier() and name.isascii() and len(name) <= _NAME
@@ -138,15 +139,15 @@ def count(name: str, add: int = 1) -> None:
 
 def progress(share: float) -> None:
     """
-    Report to the supervisor how far this worker is with what it does now.
+    Report to the supervisor how much of the current message or batch is done.
 
-    Its deadline for that, ``timeout.message``, begins anew.
+    Its deadline, ``timeout.message``, begins anew.
 
     Args:
         share: How much is done, from 0 to 1.
 
     Raises:
-        ValueError: If it is something else.
+        ValueError: If it is not in that range.
 
     """
     if not 0 <= share <= 1:

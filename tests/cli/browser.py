@@ -1,7 +1,7 @@
 """
 A headless Chromium, driven over two pipes by its DevTools protocol.
 
-Nothing is needed for that but the browser: messages are JSON with a zero byte behind.
+This needs nothing but the browser: messages are JSON, each followed by a zero byte.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OPTIONS: Final = (
     *("--disable-component-update", "--disable-dev-shm-usage", "--hide-scrollbars"),
     "--remote-debugging-pipe",
 )
-# It wants its pipes as 3 and 4.
+# The browser expects its pipes as file descriptors 3 and 4.
 START: Final = """\
 import fcntl, os, sys
 # Either may be one of the two.
@@ -44,8 +44,8 @@ class Browser:
     One page of a browser.
 
     Attributes:
-        problems: What the page wrote to the console, and what it was not let do.
-        requests: The addresses that it asked for.
+        problems: What the page logged, raised, or was not allowed to do.
+        requests: The URLs that the page requested.
 
     """
 
@@ -79,7 +79,7 @@ class Browser:
         return result
 
     def open(self, path: Path, *, width: int = 1000, dark: bool = False) -> None:
-        """Open a file in a window of that width, and wait until all of it is there."""
+        """Open a file in a window ``width`` pixels wide; wait until it has loaded."""
         self.look(width=width, dark=dark)
         self._loaded = False
         self.call("Page.navigate", url=path.as_uri())
@@ -87,7 +87,7 @@ class Browser:
             self._note(self._next())
 
     def look(self, *, width: int = 1000, dark: bool = False, media: str = "") -> None:
-        """Change how the page is looked at."""
+        """Change the window's width, the color scheme and the emulated medium."""
         self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -138,10 +138,10 @@ class Browser:
 @contextmanager
 def browser(folder: Path) -> Iterator[Browser]:
     """
-    Start a browser, and end it.
+    Start a browser; kill it in the end.
 
     Args:
-        folder: For its profile.
+        folder: For the browser's profile; its log is written beside it.
 
     """
     program = next(filter(None, map(shutil.which, NAMES)), None)

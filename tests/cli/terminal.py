@@ -1,7 +1,7 @@
 """
-A terminal for programs under test: a pty of some width, and what is on its screen then.
+A terminal for programs under test: a pty of a given width, and its screen's contents.
 
-Knows the sequences that our commands write, and fails for others.
+It knows the escape sequences that our commands write, and fails for others.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HIGH: Final = 50
 
 
 class Terminal:
-    """What a terminal shows of all that was written to it, however high that is."""
+    """What a screen of unlimited height shows of all that was written to it."""
 
     def __init__(self, width: int) -> None:
         self._width = width
@@ -36,7 +36,7 @@ class Terminal:
         self._style = ""
 
     def write(self, text: str) -> None:
-        """Take what a program has written."""
+        """Process output of a program."""
         for part in PARTS.finditer(text):
             if part["what"] is not None:
                 self._obey(
@@ -52,13 +52,13 @@ class Terminal:
 
     @property
     def text(self) -> str:
-        """What is on it."""
+        """The text on the screen."""
         rows = ("".join(cell for cell, _ in line).rstrip() for line in self._lines)
         return "\n".join(rows).rstrip("\n") + "\n"
 
     @property
     def styled(self) -> list[str]:
-        """What is not plain, with its style: ``1;31 error``."""
+        """The texts that are not plain, each after its style: ``1;31 error``."""
         found = []
         for line in self._lines:
             for style, cells in groupby(line, key=lambda cell: cell[1]):
@@ -75,7 +75,7 @@ class Terminal:
         elif what == "K" and number == "2":
             self._lines[self._row].clear()
         else:
-            # The cursor is hidden, and shown again.
+            # Modes hide the cursor, and show it again.
             assert modes, f"unknown sequence {number}{what}"
         assert self._row >= 0
 
@@ -103,7 +103,7 @@ def on_terminal(
     env: Mapping[str, str],
     given: str = "",
 ) -> Terminal:
-    """Run a program on a terminal of that width, to its end."""
+    """Run a program to its end on a terminal of ``width`` columns."""
     _, text = output_on_terminal(
         command, width=width, folder=folder, env=env, given=given
     )
@@ -120,7 +120,7 @@ def output_on_terminal(
     env: Mapping[str, str],
     given: str = "",
 ) -> tuple[int, str]:
-    """Run it likewise; return its exit code, and all that it has written."""
+    """Run a program likewise; return its exit code and all of its output."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", HIGH, width, 0, 0))
     with subprocess.Popen(
@@ -140,5 +140,5 @@ def output_on_terminal(
                 while chunk := file.read(65536):
                     data += chunk
             except OSError:
-                pass  # no one has the other end any more
+                pass  # no process has the other end open any more
     return process.returncode, data.decode()

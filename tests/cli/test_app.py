@@ -28,14 +28,14 @@ def ended(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
 
 
 def test_wrong_file_is_exit_2(ended: Ended) -> None:
-    """A line for each problem, never a traceback."""
+    """Each problem is one line, and there is never a traceback."""
     code, err = ended(ConfigError(["a:1:1: x", "a:2:1: y"]), "--debug")
     assert (code, err) == (2, "etlstage: error: a:1:1: x\netlstage: error: a:2:1: y\n")
 
 
 @pytest.mark.parametrize("kind", [EtlstageError, SparkUnavailable])
 def test_failure_is_exit_1(ended: Ended, kind: type[EtlstageError]) -> None:
-    """One line, and a traceback for those who ask."""
+    """The error is one line; ``--debug`` adds a traceback."""
     assert ended(kind("no java")) == (1, "etlstage: error: no java\n")
     code, err = ended(kind("no java"), "run", "--debug")
     assert code == 1
@@ -44,7 +44,7 @@ def test_failure_is_exit_1(ended: Ended, kind: type[EtlstageError]) -> None:
 
 
 def test_bug_names_itself(ended: Ended) -> None:
-    """What no one foresaw still is one line, and shows how to learn more."""
+    """An unforeseen error is one line, too, which names ``--debug``."""
     assert ended(KeyError("x")) == (
         1,
         "etlstage: error: unexpected KeyError: 'x'; --debug shows where\n",
@@ -52,12 +52,12 @@ def test_bug_names_itself(ended: Ended) -> None:
 
 
 def test_interrupt_before_the_run_is_exit_5(ended: Ended) -> None:
-    """Ctrl-C while modules are imported."""
+    """Ctrl-C may come while modules are imported."""
     assert ended(KeyboardInterrupt()) == (5, "etlstage: error: interrupted\n")
 
 
 def test_error_steers_no_terminal(ended: Ended) -> None:
-    """A worker's last stderr lines are in there."""
+    """Errors quote workers' stderr, which may hold escape sequences."""
     assert ended(EtlstageError("\x1b[2Jgone\x07")) == (
         1,
         "etlstage: error: gone\\x07\n",

@@ -17,7 +17,7 @@ for line in sys.stdin.buffer:
 
 
 def comparable(report: dict[str, Any]) -> dict[str, Any]:
-    """Return a report with what differs from run to run as its type."""
+    """Return a report with its type or length in place of each value that varies."""
     for part in [report, *report["stages"]]:
         part["seconds"] = type(part["seconds"])
     for part in report["stages"]:
@@ -33,7 +33,7 @@ def comparable(report: dict[str, Any]) -> dict[str, Any]:
 def test_report_is_as_the_manual_shows_it(
     etlstage: Etlstage, pipeline: Path, tmp_path: Path
 ) -> None:
-    """Key by key, and value by value where runs don't differ (issue 11)."""
+    """Its keys are the same, as are the values that don't vary (issue 11)."""
     pipeline.write_text(pipeline.read_text().replace(r"c\n", r"c\nd\ne\n"))
     (tmp_path / "upper.py").write_text(REFUSING)
     assert etlstage("run", "pipeline.yaml", "--report", "r.json").returncode == 0

@@ -13,7 +13,7 @@ load: {worker: {command: [cat]}}
 
 
 def test_application_becomes_a_stage(etlstage: Etlstage, tmp_path: Path) -> None:
-    """What is printed is the stage of a pipeline file; the reasons stand above it."""
+    """The stage is printed as YAML, below a comment on what was dropped."""
     profile = {"concurrency": 4, "pool-limit": 2, "log-output": True}
     manifest = {"slave": "/bin/cat", "environment": {"A": "b: c"}}
     (tmp_path / "p.json").write_text(json.dumps(profile))
@@ -42,7 +42,7 @@ def test_application_becomes_a_stage(etlstage: Etlstage, tmp_path: Path) -> None
 
 
 def test_what_is_no_profile_is_named(etlstage: Etlstage, tmp_path: Path) -> None:
-    """One line, and the exit code of a wrong file."""
+    """The error names the file; the exit code is that of a wrong file."""
     (tmp_path / "list.json").write_text("[]")
     (tmp_path / "half.json").write_text("{")
     for name, text in (

@@ -51,7 +51,7 @@ def test_faults_happen_and_what_they_led_to_is_reported(
 def test_recording_has_what_the_supervisor_saw(
     etlstage: Etlstage, faulty: Path
 ) -> None:
-    """Faults and all."""
+    """The recording includes the injected faults."""
     result = etlstage("run", faulty, "--faults", "--record", "recordings")
     assert result.returncode == 0
     text = (faulty.parent / "recordings" / "load-1.1.rec").read_text()
@@ -60,7 +60,7 @@ def test_recording_has_what_the_supervisor_saw(
 
 
 def test_chance_is_the_seed_s(etlstage: Etlstage, pipeline: Path) -> None:
-    """The same seed, the same faults."""
+    """The same seed gives the same faults, another seed gives others."""
     with pipeline.open("a") as file:
         file.write("faults: [{stage: upper, kind: refuse, probability: 50%}]\n")
     told = [
@@ -74,7 +74,7 @@ def test_chance_is_the_seed_s(etlstage: Etlstage, pipeline: Path) -> None:
 def test_faults_are_refused_where_no_one_wants_them(
     etlstage: Etlstage, faulty: Path, command: str
 ) -> None:
-    """Before anything is started; the file itself is right."""
+    """Nothing is started; ``validate`` accepts the file."""
     result = etlstage(command, faulty)
     assert result.returncode == 2
     assert "faults are for etlstage run --faults" in result.stderr
@@ -85,7 +85,7 @@ def test_faults_are_refused_where_no_one_wants_them(
 def test_faults_are_asked_for_where_there_are_none(
     etlstage: Etlstage, pipeline: Path
 ) -> None:
-    """A run that shows nothing is no trial."""
+    """A run that injects nothing would prove nothing."""
     result = etlstage("run", pipeline, "--faults")
     assert (result.returncode, "has no key faults" in result.stderr) == (2, True)
 
@@ -104,7 +104,7 @@ cocaine.run({"transform": upper})
 def test_worker_that_connects_has_faults_of_its_own(
     etlstage: Etlstage, pipeline: Path
 ) -> None:
-    """One of other dialects is refused where it stands (issue 15)."""
+    """Another dialect's fault is refused at its place in the file (issue 15)."""
     (pipeline.parent / "upper.py").write_text(SESSIONS)
     worker = "worker: {command: [python, upper.py]}"
     spoken = f"{worker}\n    dialect: {{name: cocaine, concurrency: 1}}"

@@ -1,4 +1,4 @@
-"""What earlier versions have left on a disk is read by this one (issue 27)."""
+"""Files that earlier versions left on disk are read by this version (issue 27)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ VERSIONS: Final = sorted(
 
 @pytest.fixture(params=VERSIONS, ids=[path.name for path in VERSIONS])
 def left(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """Have a version's files in the current folder, as if they had been made there."""
+    """Copy a version's files to the test's folder, as if they had been made there."""
     shutil.copytree(request.param, tmp_path, dirs_exist_ok=True)
     for path in tmp_path.glob("state/*/record.*.json"):
         path.write_text(path.read_text().replace(str(WHERE), str(tmp_path)))
@@ -33,7 +33,7 @@ def left(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def test_interrupted_run_is_resumed(left: Path, etlstage: Etlstage) -> None:
-    """Where it was interrupted: nothing is lost or doubled, and letters are kept."""
+    """Nothing is lost or doubled, and dead letters are kept."""
     shown = etlstage("state", "show", "words.yaml")
     assert "epoch 2" in shown.stdout
     assert etlstage("run", "words.yaml").returncode == 0
@@ -43,7 +43,7 @@ def test_interrupted_run_is_resumed(left: Path, etlstage: Etlstage) -> None:
 
 
 def test_dead_letters_are_read_and_retried(left: Path, etlstage: Etlstage) -> None:
-    """Those of the run that was interrupted, all of them."""
+    """All letters of the interrupted run are there, with attempts and config."""
     (path,) = left.glob("state/words/dead_letters/*.jsonl")
     letters = [
         letter for letter in read_letters(path) if isinstance(letter, DeadLetter)
@@ -57,7 +57,7 @@ def test_dead_letters_are_read_and_retried(left: Path, etlstage: Etlstage) -> No
 
 
 def test_shards_continue(left: Path, etlstage: Etlstage) -> None:
-    """No number is used twice."""
+    """No sequence number is used twice."""
     path = left / "state" / "clicks" / "shards.json"
     before = json.loads(path.read_text())["positions"]
     assert etlstage("run", "clicks.yaml").returncode == 0
@@ -68,7 +68,7 @@ def test_shards_continue(left: Path, etlstage: Etlstage) -> None:
 
 
 def test_journals_are_read(left: Path, etlstage: Etlstage) -> None:
-    """What was appended by transactions."""
+    """All messages that were appended in transactions are read."""
     (left / "read.yaml").write_text(
         "name: read\n"
         "extract: {journal: {path: journals, reader: test}}\n"
@@ -82,7 +82,7 @@ def test_journals_are_read(left: Path, etlstage: Etlstage) -> None:
 
 
 def test_recordings_are_replayed(left: Path, etlstage: Etlstage) -> None:
-    """Of a worker that died, which does so again, and does not when it is mended."""
+    """A worker that died does so again, until it is mended."""
     recording = str(left / "recordings" / "upper-1.1.rec")
     command = ("replay", recording, "--", "/bin/sh", "upper.sh")
     assert "exited with status 3" in etlstage(*command).stdout
@@ -91,7 +91,7 @@ def test_recordings_are_replayed(left: Path, etlstage: Etlstage) -> None:
 
 
 def test_reports_have_no_key_that_is_gone(left: Path) -> None:
-    """Who reads an old one reads one of today by the same code."""
+    """Code that reads an old report can read a new one."""
 
     def keys(report: Mapping[str, Any]) -> set[str]:
         parts = [report, *report["stages"], *report["edges"], report["dead_letters"]]

@@ -15,13 +15,13 @@ def ledger() -> Ledger:
 
 
 def move(ledger: Ledger, made: int, loaded: int) -> None:
-    """Let the stages have moved so many messages."""
+    """Set how many messages were extracted and loaded so far."""
     ledger[0].produced = ledger[1].received = made
     ledger[1].done = loaded
 
 
 def test_rates_are_those_between_two_samples(ledger: Ledger) -> None:
-    """Of each stage; times count from the first sample (issue 11)."""
+    """Each stage has its own; times count from the first sample (issue 11)."""
     history = History(ledger)
     for now, made, loaded in ((7.0, 0, 0), (8.0, 100, 10), (10.0, 100, 100)):
         move(ledger, made, loaded)
@@ -33,7 +33,7 @@ def test_rates_are_those_between_two_samples(ledger: Ledger) -> None:
 
 
 def test_what_a_run_has_left_is_no_throughput(ledger: Ledger) -> None:
-    """A stage that has answered nothing had no speed (issue 23)."""
+    """Unprocessed messages don't add to a stage's rate (issue 23)."""
     history = History(ledger)
     history.sample(0.0)
     move(ledger, made=45, loaded=5)
@@ -44,7 +44,7 @@ def test_what_a_run_has_left_is_no_throughput(ledger: Ledger) -> None:
 
 
 def test_samples_are_bounded(ledger: Ledger) -> None:
-    """A run of a day has as many as one of a minute, and all its messages (issue 11)."""
+    """A day's run has as few as a minute's, and counts all messages (issue 11)."""
     history, now = History(ledger), 0.0
     while now < 86_400:
         move(ledger, made=int(now * 10), loaded=int(now * 9))
@@ -59,7 +59,7 @@ def test_samples_are_bounded(ledger: Ledger) -> None:
 
 
 def test_last_sample_makes_no_peak(ledger: Ledger) -> None:
-    """What comes a moment behind another takes its place (issue 11)."""
+    """A sample a moment after another replaces it (issue 11)."""
     history = History(ledger)
     for now, made in ((0.0, 0), (1.0, 100), (1.001, 101)):
         move(ledger, made, 0)
@@ -73,7 +73,7 @@ def test_run_without_samples(ledger: Ledger) -> None:
 
 
 async def test_run_that_is_over_at_once(ledger: Ledger) -> None:
-    """What was moved before the second sample is in the last (issue 11)."""
+    """Messages moved before the second sample still make a rate (issue 11)."""
     history = History(ledger)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(history.keep)

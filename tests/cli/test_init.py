@@ -19,7 +19,7 @@ NODE = ANY_MARKERS[-1].interpreter[0]
 def test_init_copies_all_examples(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And shows what to do next."""
+    """It also prints what to do next."""
     folder = tmp_path / "new" / "place"
     assert init(folder) == 0
     assert (folder / "demo" / "pipeline.yaml").is_file()
@@ -45,7 +45,7 @@ BUILT = {"c": "cc -O2 -o", "go": "go build -o"}
 def test_start_passes_its_own_tests(
     etlstage: Etlstage, tmp_path: Path, language: str
 ) -> None:
-    """A pipeline, one worker and data; and what to do next is what works."""
+    """The new pipeline is valid, its tests pass, and the next commands are printed."""
     result = etlstage("init", "mine", "--worker", language)
     assert (result.returncode, result.stderr) == (0, "")
     first, *commands = result.stdout.splitlines()
@@ -65,7 +65,7 @@ def test_start_passes_its_own_tests(
         if shutil.which(build.split()[0]) is None:
             pytest.skip(f"there is no {build.split()[0]}")
         subprocess.run(build.split(), cwd=tmp_path, check=True)
-    # Node may come as a wheel.
+    # Node may be installed as a wheel, outside PATH.
     folder = Path(NODE).parent if Path(NODE).is_absolute() else ""
     node = {"PATH": f"{folder}:{os.environ['PATH']}"}
     tested = etlstage("test", "mine/pipeline.yaml", env=node)
@@ -76,7 +76,7 @@ def test_start_passes_its_own_tests(
 
 
 def test_start_has_a_test_of_the_function(etlstage: Etlstage, tmp_path: Path) -> None:
-    """For whoever has pytest (issue 12)."""
+    """``pytest`` passes in the new folder (issue 12)."""
     assert etlstage("init", "mine", "--worker", "python").returncode == 0
     ended = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "mine"],
@@ -99,14 +99,14 @@ def test_language_that_is_not_known(etlstage: Etlstage, tmp_path: Path) -> None:
 
 
 def test_one_example_has_the_folder_for_itself(tmp_path: Path) -> None:
-    """The demo is no deeper than it must be."""
+    """A single example is not nested in a folder of its own."""
     copy_examples(tmp_path, "demo")
     assert (tmp_path / "pipeline.yaml").is_file()
     assert not (tmp_path / "workers").exists()
 
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
-    """Not even another file is written when one is in the way."""
+    """If one file is in the way, no other is written either."""
     mine = tmp_path / "pipeline.yaml"
     mine.write_text("mine")
     with pytest.raises(ConfigError) as caught:
@@ -122,7 +122,7 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
 def test_folder_that_has_files(
     etlstage: Etlstage, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
-    """Nothing is mixed into it unless that is wanted (issue 26)."""
+    """Nothing is written there without a yes (issue 26)."""
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / ".git").touch()
     assert etlstage("init", "mine", *words).returncode == 0
@@ -140,7 +140,7 @@ def test_folder_that_has_files(
 
 
 def test_place_that_cant_be_written(tmp_path: Path) -> None:
-    """A file where a folder should be."""
+    """There is a file where a folder should be."""
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError) as caught:
         copy_examples(tmp_path / "file", "demo")

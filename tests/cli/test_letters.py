@@ -20,7 +20,7 @@ def stored(pipeline: Path) -> list[str]:
 
 
 def test_without_a_terminal(etlstage: Etlstage, stored: list[str]) -> None:
-    """A job that no one watches is shown which option it needs (issue 23)."""
+    """The error names the option for unattended jobs (issue 23)."""
     result = etlstage(*stored)
     assert result.returncode == 2
     assert result.stderr.endswith(
@@ -31,7 +31,7 @@ def test_without_a_terminal(etlstage: Etlstage, stored: list[str]) -> None:
 
 @pytest.mark.parametrize(("answer", "code"), [("n\n", 1), ("y\n", 0)])
 def test_answer(etlstage: Etlstage, stored: list[str], answer: str, code: int) -> None:
-    """No leaves all as it was, and is no unexpected error (issue 23)."""
+    """Answering no changes nothing, and is not an unexpected error (issue 23)."""
     result = etlstage(*stored, given=answer)
     assert result.returncode == code
     assert "unexpected" not in result.stderr

@@ -38,7 +38,7 @@ def logged(*, debug: bool = False) -> str:
 
 
 def test_worker_line_on_a_terminal() -> None:
-    """The worker, then its line; not cut, broken at words, and it steers nothing."""
+    """It follows the worker's name, is wrapped at words, not cut, and escaped."""
     assert max(map(len, logged().splitlines())) <= 40
     words = logged().split()
     end = words.index("warning") - 1
@@ -49,7 +49,7 @@ def test_worker_line_on_a_terminal() -> None:
 
 @pytest.mark.parametrize("debug", [False, True])
 def test_long_event_takes_three_lines_of_a_terminal(debug: bool) -> None:
-    """What matters comes first; --debug shows all (issue 11)."""
+    """The rest is cut; ``--debug`` shows all (issue 11)."""
     console = Screen(file=Terminal(), color_system=None, width=40)
     configure(console, Verbosity(debug=debug))
     with console.capture() as capture:
@@ -71,7 +71,7 @@ def test_debug_lets_everything_through() -> None:
 def test_steps_to_an_outcome_are_for_developers(
     capsys: pytest.CaptureFixture[str], debug: bool
 ) -> None:
-    """What became of the message is reported; a worker that died without one, too."""
+    """Only outcomes are shown: of a message, or of a worker that died without one."""
     configure(Screen(stderr=True), Verbosity(debug=debug))
     log = structlog.get_logger("etlstage")
     log.warning("worker exited", in_flight=2)
@@ -142,11 +142,11 @@ logging.getLogger("asyncio").error("but this")
 
 @pytest.mark.parametrize("debug", [False, True])
 def test_py4j_prints_no_tracebacks(debug: bool) -> None:
-    """It logs to the root, by which it would set up logging; others go on as before."""
+    """Py4J logs to the root logger, which would set up logging; other loggers go on."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def die() -> None:
-            # Before there is an answer, also when it is asked again.
+            # Close each connection before an answer; the client tries again.
             with suppress(OSError):
                 while True:
                     connection, _ = server.accept()

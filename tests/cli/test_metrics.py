@@ -29,12 +29,12 @@ def server() -> Iterator[MetricsServer]:
 
 
 def get(server: MetricsServer, path: str) -> httpx.Response:
-    """Ask for something."""
+    """Get a path of the server."""
     return httpx.get(server.url.replace("/metrics", path), trust_env=False)
 
 
 def test_ready_once_messages_move(server: MetricsServer) -> None:
-    """Live all the time; what it waits for is reported (issue 11)."""
+    """It is live all the time; /ready states what it waits for (issue 11)."""
     assert server.url.startswith("http://127.0.0.1:")
     assert get(server, "/live").status_code == 200
     assert get(server, "/ready").status_code == 503
@@ -55,7 +55,7 @@ def test_ready_once_messages_move(server: MetricsServer) -> None:
 
 
 def test_anything_else_is_not_found(server: MetricsServer) -> None:
-    """With what there is."""
+    """The answer lists the paths."""
     answer = get(server, "/etc/passwd")
     assert (answer.status_code, answer.text) == (
         404,
@@ -65,25 +65,25 @@ def test_anything_else_is_not_found(server: MetricsServer) -> None:
 
 @pytest.mark.parametrize("address", ["", "x", "1:x", "1:70000", "host", "1:-1"])
 def test_address_that_is_none(address: str) -> None:
-    """What it looks like is reported."""
+    """The error states what an address looks like."""
     with pytest.raises(ConfigError, match=r"expected a port or HOST:PORT"):
         MetricsServer(address)
 
 
 def test_address_that_is_taken(server: MetricsServer) -> None:
-    """Before the run begins."""
+    """The error comes before the run begins."""
     port = server.url.rpartition(":")[2].partition("/")[0]
     with pytest.raises(ConfigError, match=f"--metrics {port}: can't be listened on"):
         MetricsServer(port)
 
 
 def test_address_of_the_new_kind() -> None:
-    """With brackets, as in a URL."""
+    """An IPv6 address is in brackets, as in a URL."""
     try:
         with socket.socket(socket.AF_INET6) as probe:
             probe.bind(("::1", 0))
     except OSError as error:
-        # What the machine has not got can only be asked for in vain.
+        # Without IPv6 on this machine only the error can be tested.
         with pytest.raises(ConfigError, match=str(error.strerror).lower()):
             MetricsServer("[::1]:0")
         return
@@ -104,7 +104,7 @@ def address(run: Popen[str]) -> str:
 def test_metrics_of_all_stages_while_they_run(
     start: Started, pipeline: Path, tmp_path: Path
 ) -> None:
-    """Those of extract and load workers, too; then the server is gone (issue 11)."""
+    """Extract and load have some, too; the server ends with the run (issue 11)."""
     worker(
         tmp_path / "keep.py",
         """

@@ -30,7 +30,7 @@ def noisy(pipeline: Path) -> Path:
 
 
 def test_quiet_run_shows_what_is_wrong(etlstage: Etlstage, noisy: Path) -> None:
-    """And nothing else (issue 11)."""
+    """Warnings are logged, and nothing else (issue 11)."""
     result = etlstage("run", noisy, "--quiet")
     assert (result.returncode, result.stdout) == (0, "")
     events = [json.loads(line) for line in result.stderr.splitlines()]
@@ -38,7 +38,7 @@ def test_quiet_run_shows_what_is_wrong(etlstage: Etlstage, noisy: Path) -> None:
 
 
 def test_quiet_run_that_fails_shows_why(etlstage: Etlstage, pipeline: Path) -> None:
-    """In one line."""
+    """The error is printed whatever the log's level is."""
     (pipeline.parent / "upper.py").write_text("raise SystemExit(3)")
     result = etlstage("run", pipeline, "-q", "--log-level", "error")
     assert result.returncode == 1
@@ -47,7 +47,7 @@ def test_quiet_run_that_fails_shows_why(etlstage: Etlstage, pipeline: Path) -> N
 
 
 def test_level_of_the_log(etlstage: Etlstage, noisy: Path) -> None:
-    """What is below is left out; the report is not part of it (issue 11)."""
+    """Events below it are left out; the report is printed all the same (issue 11)."""
     result = etlstage("run", noisy, "--log-level", "warning")
     events = [json.loads(line) for line in result.stderr.splitlines()]
     assert {event["level"] for event in events} == {"warning"}
@@ -57,7 +57,7 @@ def test_level_of_the_log(etlstage: Etlstage, noisy: Path) -> None:
 def test_log_for_people_where_there_is_no_terminal(
     etlstage: Etlstage, noisy: Path
 ) -> None:
-    """As lines, without colours (issue 11)."""
+    """It has plain lines, without colours (issue 11)."""
     result = etlstage("run", noisy, "--log-format", "console")
     assert "WARNING: odd" in result.stderr
     assert "{" not in result.stderr
@@ -65,7 +65,7 @@ def test_log_for_people_where_there_is_no_terminal(
 
 
 def test_wrong_level(etlstage: Etlstage, noisy: Path) -> None:
-    """The right ones are named."""
+    """The error names the levels."""
     result = etlstage("run", noisy, "--log-level", "loud")
     assert result.returncode == 2
     for level in Level:
@@ -83,7 +83,7 @@ def test_wrong_level(etlstage: Etlstage, noisy: Path) -> None:
     ],
 )
 def test_threshold(verbosity: Verbosity, threshold: int) -> None:
-    """The quieter wish wins."""
+    """The quieter of two options wins."""
     assert verbosity.threshold == threshold
 
 
@@ -92,5 +92,5 @@ def test_threshold(verbosity: Verbosity, threshold: int) -> None:
     [(None, False), (LogFormat.CONSOLE, True), (LogFormat.JSON, False)],
 )
 def test_for_whom(form: LogFormat | None, people: bool) -> None:
-    """Who reads a pipe is a program, by default."""
+    """By default a pipe is read by a program, not by people."""
     assert Verbosity(format=form).for_people(Screen(stderr=True)) is people

@@ -12,7 +12,7 @@ from tests.cli.test_screen import Terminal
 
 
 def test_plan(etlstage: Etlstage, pipeline: Path) -> None:
-    """All is reported, and nothing is started."""
+    """It shows the stages and how they are run, and starts nothing."""
     result = etlstage("plan", "pipeline.yaml", "--set", "transform[0].workers=2")
     assert (result.returncode, result.stderr) == (0, "")
     lines = result.stdout.splitlines()
@@ -65,7 +65,7 @@ load:
 def test_plan_on_a_terminal(
     pipeline: Path, monkeypatch: pytest.MonkeyPatch, columns: int
 ) -> None:
-    """As wide as that is, and what goes on stands below what it goes on with."""
+    """Lines are wrapped to its width, and their continuations are aligned."""
     text = pipeline.read_text()
     pipeline.write_text(text[: text.index("load:")] + SINK)
     monkeypatch.setattr("sys.stdout", terminal := Terminal())
@@ -80,7 +80,7 @@ def test_plan_on_a_terminal(
 
 
 def test_plan_of_what_cant_be_run(etlstage: Etlstage, pipeline: Path) -> None:
-    """As a run would report it."""
+    """The error is that of a run."""
     (pipeline.parent / "upper.py").unlink()
     result = etlstage("plan", "pipeline.yaml")
     assert (result.returncode, result.stdout) == (2, "")
@@ -122,7 +122,7 @@ DOT = r"""digraph "letters" {
 def test_graph(
     etlstage: Etlstage, pipeline: Path, arguments: tuple[str, ...], text: str
 ) -> None:
-    """As text, also of programs that are not there."""
+    """It is printed as text, and the programs need not exist."""
     (pipeline.parent / "upper.py").unlink()
     more = ("--set", "transform[0].workers=2")
     result = etlstage("graph", "pipeline.yaml", *more, *arguments)
@@ -131,7 +131,7 @@ def test_graph(
 
 
 def test_picture(etlstage: Etlstage, pipeline: Path) -> None:
-    """A box for each stage and what it runs, cut where it is long."""
+    """Each stage has a box with its command, cut if it is long."""
     text = pipeline.read_text().replace("upper.py", f"'<{'x' * 50}>'")
     pipeline.write_text(text.replace("load: {", "load: {on_error: {then: fail}, "))
     result = etlstage("graph", "pipeline.yaml", "--format", "svg")
@@ -152,7 +152,7 @@ def test_picture(etlstage: Etlstage, pipeline: Path) -> None:
 
 
 def test_picture_of_many_stages(etlstage: Etlstage, pipeline: Path) -> None:
-    """In rows, names cut, and all of it within its edges (issue 11)."""
+    """Boxes are in rows within the picture, and long names are cut (issue 11)."""
     more = (
         f"  - {{name: {'n' * 40}{i}, worker: {{command: [cat]}}}}" for i in range(5)
     )
@@ -171,7 +171,7 @@ def test_picture_of_many_stages(etlstage: Etlstage, pipeline: Path) -> None:
 
 
 def test_format_that_is_none(etlstage: Etlstage, pipeline: Path) -> None:
-    """Which there are is reported."""
+    """The error names the one that was meant."""
     result = etlstage("graph", "pipeline.yaml", "--format", "dott")
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr == (

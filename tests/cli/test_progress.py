@@ -19,7 +19,7 @@ from etlstage.pipeline.ledger import Account, Ledger
 
 @pytest.fixture
 def ledger() -> Ledger:
-    """Stand in the middle of a run."""
+    """Return the accounts of a pipeline in the middle of a run."""
     load = Account("load", StageKind.LOAD)
     ledger = Ledger.of_pipeline("extract", ["[bold]clean"], load)
     ledger[0].produced = 4000
@@ -30,14 +30,14 @@ def ledger() -> Ledger:
 
 
 class Screen(io.StringIO):
-    """Keeps what was written and shows when something was."""
+    """Keeps what was written, and lets a test wait for it."""
 
     def __init__(self) -> None:
         super().__init__()
         self._written = anyio.Event()
 
     def write(self, text: str) -> int:
-        """Take text."""
+        """Keep text, and wake the test."""
         count = super().write(text)
         self._written.set()
         return count
@@ -58,7 +58,7 @@ def shown(ledger: Ledger) -> list[list[str]]:
 
 
 def test_table_has_a_row_for_each_stage(ledger: Ledger) -> None:
-    """Out of a load stage is what is durable; names are not markup."""
+    """A load stage's ``out`` is what is durable; names are not markup."""
     assert shown(ledger) == [
         ["stage", "in", "out", "dead", "failed", "unprocessed", "seconds"],
         ["extract", "-", "4,000", "0", "0", "0", "1"],
@@ -71,7 +71,7 @@ def test_table_has_a_row_for_each_stage(ledger: Ledger) -> None:
 def test_what_is_seldom_has_a_column_where_there_is_any(
     ledger: Ledger, seldom: str
 ) -> None:
-    """Most workers skip nothing; a restart that lost nothing shows nowhere else."""
+    """Most workers skip nothing; a restart that lost nothing is counted only here."""
     setattr(ledger[1], seldom, 12)
     head, _, clean, load = shown(ledger)
     assert head[-2:] == [seldom, "seconds"]
@@ -79,7 +79,7 @@ def test_what_is_seldom_has_a_column_where_there_is_any(
 
 
 def test_skipped_messages_are_in_the_line(ledger: Ledger) -> None:
-    """Where there are any (issue 10)."""
+    """Their count is beside that of unprocessed messages (issue 10)."""
     ledger[1].skipped = 12
     assert " unprocessed 1 skipped 12 " in state_line(ledger, 12.3, [800, 1500.4, 0])
 
@@ -100,7 +100,7 @@ def test_line_before_the_first_message() -> None:
 
 
 def test_line_while_a_worker_is_waited_for(ledger: Ledger) -> None:
-    """Which one, behind what has been done (issue 11)."""
+    """The worker is named after the counts (issue 11)."""
     line = state_line(ledger, 5, [0, 0, 0], "clean-1: 12 s without an answer")
     assert line.startswith("5 s: extract out 4,000; [bold]clean in")
     assert line.endswith("; clean-1: 12 s without an answer")
@@ -119,14 +119,14 @@ def test_line_while_a_worker_is_waited_for(ledger: Ledger) -> None:
 def test_time_that_is_left(
     ledger: Ledger, expected: int | None, rate: float, left: str
 ) -> None:
-    """Where it is known how much there is, and how fast it goes (issue 11)."""
+    """It is shown only if the total and the rate are known (issue 11)."""
     ledger.expected = expected
     line = state_line(ledger, 5, [0, rate, 0])
     assert line.endswith(f"; {left}" if left else " dead 7")
 
 
 def test_rate_is_taken_over_the_last_seconds(ledger: Ledger) -> None:
-    """What was fast a minute ago is not fast now."""
+    """What was fast a minute ago need not be fast now."""
     rates = Rates(ledger)
     assert rates.sample(100.0) == [0, 0, 0]
     ledger[0].produced += 500
@@ -138,7 +138,7 @@ def test_rate_is_taken_over_the_last_seconds(ledger: Ledger) -> None:
 
 
 async def test_table_renews_itself(ledger: Ledger) -> None:
-    """Counters that change show up without anybody calling."""
+    """Changed counters are shown without a further call."""
     screen = Screen()
     console = Console(file=screen, force_terminal=True, width=80)
     async with anyio.create_task_group() as tasks:
@@ -152,7 +152,7 @@ async def test_table_renews_itself(ledger: Ledger) -> None:
 
 
 async def test_lines_go_on(ledger: Ledger) -> None:
-    """One now and then, without a word for a terminal in it."""
+    """One is written now and then, without escape sequences."""
     screen = Screen()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(lambda: show_lines(ledger, str, screen.write, every=0.01))

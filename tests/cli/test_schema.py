@@ -7,7 +7,7 @@ from tests.cli.conftest import Etlstage
 
 
 def test_schema_is_printed(etlstage: Etlstage) -> None:
-    """To be kept in a file, for editors."""
+    """It is to be kept in a file, for editors."""
     result = etlstage("schema")
     assert (result.returncode, result.stderr) == (0, "")
     assert json.loads(result.stdout) == pipeline_schema()

@@ -11,7 +11,7 @@ class Terminal(io.StringIO):
     """A file that claims to be a terminal."""
 
     def isatty(self) -> bool:
-        """Claim it."""
+        """Claim to be a terminal."""
         return True
 
 

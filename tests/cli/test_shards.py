@@ -1,4 +1,4 @@
-"""``etlstage shards``: who has which shard, seen from outside."""
+"""``etlstage shards``: the commands that show and change leases."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def run(*words: str | Path) -> int:
 def test_shards_are_listed(
     leases: SQLiteLeases, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each in a line; what a worker has written can't move the terminal."""
+    """Each has a line; control characters in a worker's error are escaped."""
     assert run("ls", tmp_path / "leases.db") == 0
     head, *lines = capsys.readouterr().out.splitlines()
     assert head.split("  ")[0] == "shard"
@@ -66,7 +66,7 @@ def test_shards_are_listed(
 def test_shard_is_shown(
     leases: SQLiteLeases, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By its name, or the end of it."""
+    """It is named in full, or by its end."""
     assert run("show", tmp_path / "leases.db", "01") == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "shard shardId-000000000001 parents - owner host-1/ab" in out
@@ -78,7 +78,7 @@ def test_shard_is_shown(
 
 
 def test_shard_is_released(leases: SQLiteLeases, tmp_path: Path) -> None:
-    """Its owner is asked, and has it until then."""
+    """Its owner is asked to give it up, and keeps it until then."""
     assert run("release", tmp_path / "leases.db", "01") == 0
     assert leases.read()[1] == ONE._replace(counter=8, claimant="")
 
@@ -94,14 +94,14 @@ def test_shard_is_taken(leases: SQLiteLeases, tmp_path: Path) -> None:
 def test_shard_without_an_owner(
     leases: SQLiteLeases, tmp_path: Path, shard: str, why: str
 ) -> None:
-    """There is no one to be asked."""
+    """There is no owner to be asked."""
     for command in ("release", "take"):
         with pytest.raises(ConfigError, match=why):
             run(command, tmp_path / "leases.db", shard)
 
 
 def test_one_shard_is_reset(leases: SQLiteLeases, tmp_path: Path) -> None:
-    """Its owner loses it."""
+    """It loses its owner and its checkpoint; other shards keep theirs."""
     assert run("reset", tmp_path / "leases.db", "01", "--yes") == 0
     assert leases.read()[1] == Lease(ONE.shard, counter=8)
     assert leases.read()[2].ended
@@ -113,7 +113,7 @@ def test_all_shards_are_reset(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """It asks; then other shards may begin there."""
+    """The user is asked first; then the table may be used for other shards."""
     asked: list[str] = []
     monkeypatch.setattr(commands, "confirm", asked.append)
     assert run("reset", tmp_path / "leases.db") == 0
@@ -127,7 +127,7 @@ def test_all_shards_are_reset(
 
 
 def test_places_without_leases(tmp_path: Path) -> None:
-    """They are named, and nothing is made."""
+    """The error names the place, and nothing is made there."""
     with pytest.raises(ConfigError, match=r"there is no file .*nix\.db"):
         run("ls", tmp_path / "nix.db")
     assert not (tmp_path / "nix.db").exists()
@@ -145,7 +145,7 @@ def test_places_without_leases(tmp_path: Path) -> None:
 def test_leases_of_a_pipeline(
     leases: SQLiteLeases, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its file shows where they are."""
+    """The pipeline file names the lease table."""
     (tmp_path / "p.yaml").write_text(
         "name: clicks\n"
         "extract: {files: {path: in, format: text}}\n"
@@ -162,7 +162,7 @@ def test_leases_of_a_pipeline(
 def test_leases_of_a_stream_with_state(
     leases: SQLiteLeases, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its file shows where they are, and its state directory is as good (issue 25)."""
+    """The pipeline file, or its state directory, leads to them (issue 25)."""
     (tmp_path / "p.yaml").write_text(
         "name: clicks\n"
         "state: state\n"

@@ -35,7 +35,7 @@ with Delivery(Path(sys.argv[1]), exactly_once=True) as delivery:
 
 @pytest.fixture
 def state(tmp_path: Path) -> Path:
-    """Leave what a run leaves that was interrupted."""
+    """Return the state directory that an interrupted run has left."""
     append(tmp_path / "s", letter(1), letter(2))
     with Delivery(tmp_path / "s", exactly_once=True) as delivery:
         delivery.begin("r0", stages=["a", "b"], letters={})
@@ -45,7 +45,7 @@ def state(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def holder(state: Path) -> Iterator[subprocess.Popen[str]]:
-    """Start a process that holds the state, and stop it."""
+    """Start a process that holds the state, and suspend it."""
     with subprocess.Popen(
         [sys.executable, "-c", HOLDER, state],
         env=environment(),
@@ -69,7 +69,7 @@ def shown(state: Path, capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_show_what_is_stored(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """How far runs have come, and where the next resumes (issue 14)."""
+    """It shows how far the last run came, and where the next one resumes (issue 14)."""
     (state / "checkpoint").mkdir()
     (state / "checkpoint" / "x").write_text("abc")
     text = re.sub(r"load \w{8}", "load ?", shown(state, capsys))
@@ -104,7 +104,7 @@ def test_run_has_completed_if_the_next_is_another_load(
     text: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Else the next reads on where it ended, or completes it (issues 22 and 23)."""
+    """Otherwise the next run resumes it, or completes it (issues 22 and 23)."""
     with Delivery(tmp_path, exactly_once=True) as delivery:
         delivery.begin("r0", stages=[], letters={})
         delivery.commit(position, ended=True)
@@ -116,7 +116,7 @@ def test_run_has_completed_if_the_next_is_another_load(
 def test_long_names_stand_apart_from_their_text(
     state: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The columns are as wide as what stands in them (issue 23)."""
+    """The first column is as wide as its longest name (issue 23)."""
     (state / "spool-5f2d01c3.json").write_text("abc")
     lines = shown(state, capsys).splitlines()
     assert "spool-5f2d01c3.json  3 bytes" in lines
@@ -126,7 +126,7 @@ def test_long_names_stand_apart_from_their_text(
 def test_last_load_that_ended_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With its input, also while the next is under way, or was interrupted (issue 23)."""
+    """It is shown while the next one runs, and if that is interrupted (issue 23)."""
     to, of = "parquet out", "json in"
     first = ""
     for number, ended in (1, True), (2, False):
@@ -145,7 +145,7 @@ def test_last_load_that_ended_is_named(
 
 
 def test_reset(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The next run begins anew; letters stay, and so does the fence (issue 14)."""
+    """The next run begins anew; letters are kept, and the fence goes on (issue 14)."""
     (state / "checkpoint").mkdir()
     (state / "spool-5f2d01c3").mkdir()
     (state / "staging-5f2d01c3-1").mkdir()
@@ -158,7 +158,7 @@ def test_reset(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("what", ["spool", "staging"])
 def test_reset_leaves_what_is_noted(state: Path, what: str) -> None:
-    """The next run removes what it names, which may be elsewhere (issue 14)."""
+    """The next run removes what the file names, which may be elsewhere (issue 14)."""
     (state / f"{what}-5f2d01c3").mkdir()
     (state / f"{what}-5f2d01c3.1").mkdir()
     (state / f"{what}-5f2d01c3.json").touch()
@@ -167,7 +167,7 @@ def test_reset_leaves_what_is_noted(state: Path, what: str) -> None:
 
 
 def test_letters_of_a_run_that_is_to_go_on(state: Path) -> None:
-    """Its last ones are written anew, and have the same ids then (issue 14)."""
+    """Its last letters will be written anew, with the same ids (issue 14)."""
     with pytest.raises(
         StateUnusable, match=r"the run r0 that uses .* was interrupted: complete"
     ):
@@ -177,7 +177,7 @@ def test_letters_of_a_run_that_is_to_go_on(state: Path) -> None:
 
 
 def test_letters_of_a_run_that_begins_anew(tmp_path: Path) -> None:
-    """At least once nothing of them is written again: they may go (issue 14)."""
+    """With at-least-once delivery letters are not rewritten: they may go (issue 14)."""
     append(tmp_path, letter(1))
     with Delivery(tmp_path) as delivery:
         delivery.begin("r0", stages=["a"], letters={})
@@ -191,7 +191,7 @@ def test_take_over(
     holder: subprocess.Popen[str],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Who was stopped keeps his lock until then; after it he can't commit (issue 14)."""
+    """Until then a suspended holder keeps its lock; then it can't commit (issue 14)."""
     text = shown(state, capsys)
     assert re.search(rf"lock +held by pid {holder.pid} on .*: stopped by a sign", text)
     with pytest.raises(StateUnusable, match=f"another run uses .*pid {holder.pid} on"):
@@ -212,7 +212,7 @@ def test_take_over(
 
 @pytest.mark.process
 def test_state_of_a_pipeline(etlstage: Etlstage, pipeline: Path) -> None:
-    """Before anything is stored; it is asked before anything is forgotten."""
+    """``show`` works before anything is stored; ``reset`` asks first."""
     result = etlstage("state", "show", "pipeline.yaml")
     assert result.returncode == 0
     where = pipeline.parent / ".etlstage" / "letters"

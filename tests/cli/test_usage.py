@@ -26,7 +26,7 @@ from tests.cli.conftest import Etlstage
     ],
 )
 def test_wrong_usage(etlstage: Etlstage, arguments: list[str], error: str) -> None:
-    """One line on stderr, nothing on stdout, exit 2."""
+    """There is one line on stderr, nothing on stdout, and exit code 2."""
     result = etlstage(*arguments)
     assert result.returncode == 2
     assert result.stdout == ""
@@ -35,7 +35,7 @@ def test_wrong_usage(etlstage: Etlstage, arguments: list[str], error: str) -> No
 
 
 def test_wrong_file(etlstage: Etlstage, tmp_path: Path) -> None:
-    """A line for each problem, all at once, in the order of the file."""
+    """All problems are reported at once, a line each, in the order of the file."""
     (tmp_path / "p.yaml").write_text("nam: x\nextract: {}\n")
     result = etlstage("run", "p.yaml")
     assert result.returncode == 2
@@ -56,7 +56,7 @@ def test_version(etlstage: Etlstage) -> None:
 
 
 def test_help(etlstage: Etlstage) -> None:
-    """It lists what there is."""
+    """It lists the commands, by group."""
     result = etlstage("--help")
     assert result.returncode == 0
     for name in ("run", "init", "demo", "--version"):
@@ -69,7 +69,7 @@ def test_help(etlstage: Etlstage) -> None:
     "arguments", [["--help"], ["run", "--help"], ["fuzz", "--help"], ["--version"]]
 )
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
-    """It is there at once: commands are imported when they are called (issue 26)."""
+    """Help is fast: commands are imported only when they are called (issue 26)."""
     code = (
         "import atexit, sys; from etlstage.cli import main;"
         f"sys.argv = ['etlstage', *{arguments}];"
@@ -88,9 +88,9 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
 def test_report_that_cant_be_written(
     etlstage: Etlstage, pipeline: Path, tmp_path: Path, name: str
 ) -> None:
-    """It is known before the run starts."""
-    # Not a device of the machine: where tests run as root, a mistake of ours would
-    # replace it for everybody.
+    """The error comes before the run starts."""
+    # Not a device of the machine: where tests run as root, a bug of ours would replace
+    # the device.
     os.mkfifo(tmp_path / "pipe")
     result = etlstage("run", pipeline, "--report", name)
     assert result.returncode == 2
@@ -99,7 +99,7 @@ def test_report_that_cant_be_written(
 
 
 def test_init(etlstage: Etlstage, tmp_path: Path) -> None:
-    """Examples arrive, and a second time they are not overwritten."""
+    """Examples are copied, and are not overwritten a second time."""
     result = etlstage("init", "here")
     assert (result.returncode, result.stderr) == (0, "")
     assert "etlstage run here/demo/pipeline.yaml" in result.stdout
@@ -131,7 +131,7 @@ def without_arrow(
 
 
 def test_help_of_diff_needs_no_arrow(tmp_path: Path) -> None:
-    """A run shows what is missing (issue 27)."""
+    """Only a comparison does, and names the missing extra (issue 27)."""
     pipeline = (
         "name: p\nextract: {worker: {command: [seq, '3']}}\n"
         "load: {worker: {command: [cat]}}\n"
@@ -161,7 +161,7 @@ CAT: Final = "worker: {command: [cat]}"
     ],
 )
 def test_what_needs_arrow_is_named(place: str, ends: str, tmp_path: Path) -> None:
-    """At its key, before anything runs (issue 27)."""
+    """The error is at its key, before anything runs (issue 27)."""
     (tmp_path / "p.yaml").write_text(f"name: p\nstate: state\n{ends}\n")
     failed = without_arrow(tmp_path, "main()", "run", "p.yaml")
     assert failed.returncode == 2

@@ -23,7 +23,7 @@ def test_valid_file(etlstage: Etlstage, pipeline: Path) -> None:
 
 @pytest.mark.parametrize("command", ["validate", "run", "diff"])
 def test_what_is_missing(etlstage: Etlstage, pipeline: Path, command: str) -> None:
-    """It is reported at once, with what is wrong in the file, before anything starts."""
+    """Missing files are reported with errors in the file, before anything starts."""
     text = pipeline.read_text().replace("upper.py", "uper.py")
     frame = "extract: {spark: {format: text, path: nowhere}}"
     lines = [frame if x.startswith("extract:") else x for x in text.splitlines()]
@@ -49,7 +49,7 @@ def test_what_is_missing(etlstage: Etlstage, pipeline: Path, command: str) -> No
 
 @pytest.mark.parametrize("command", ["validate", "run"])
 def test_changes(etlstage: Etlstage, pipeline: Path, command: str) -> None:
-    """Files and values are laid over the pipeline, and errors show where they are."""
+    """Overlays and values change the pipeline; errors in them name their own place."""
     over = "--overlay", "prod.yaml", "--set", "transform[0].workers=0"
     (pipeline.parent / "prod.yaml").write_text("load:\n  window: 0\n")
     result = etlstage(command, "pipeline.yaml", *over)
@@ -78,7 +78,7 @@ def test_changes(etlstage: Etlstage, pipeline: Path, command: str) -> None:
 def shown(
     monkeypatch: pytest.MonkeyPatch, excerpt: Excerpt | None, columns: int = 80
 ) -> list[str]:
-    """Return what stands below an error on a terminal."""
+    """Return the lines below an error on a terminal."""
     terminal = Terminal()
     monkeypatch.setattr("sys.stderr", terminal)
     monkeypatch.setenv("NO_COLOR", "1")
@@ -106,12 +106,12 @@ def shown(
 def test_line_with_a_caret(
     monkeypatch: pytest.MonkeyPatch, excerpt: Excerpt | None, lines: list[str]
 ) -> None:
-    """It is below what is wrong, whatever stands before it."""
+    """The caret is below the error, also after wide or removed characters."""
     assert shown(monkeypatch, excerpt) == lines
 
 
 def test_long_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is wrong is in sight, and on one line of the terminal."""
+    """The line is cut to the terminal's width, with the error in sight."""
     line = "x" * 500 + "!" + "y" * 500
     line, caret = shown(monkeypatch, Excerpt(line, 1, 501))
     assert len(line) == 80
@@ -119,7 +119,7 @@ def test_long_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_caret_in_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There, a line is a problem."""
+    """In a pipe each line is one problem."""
     pipe = io.StringIO()
     monkeypatch.setattr("sys.stderr", pipe)
     show_error(ConfigError("a", [Excerpt("line", 1, 1)]), debug=False)

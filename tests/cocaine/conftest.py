@@ -15,7 +15,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="session")
 def framework(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
-    """Return the command of a worker of the published framework that beats seldom."""
+    """Return the command of a published framework's worker, with rare heartbeats."""
     script = tmp_path_factory.mktemp("framework") / "worker.py"
     script.write_text(WORKER)
     return (installed(), str(script), "20")

@@ -83,7 +83,7 @@ worker.run({
     "leave": leave, "resolve": resolve,
 })
 """
-"""A worker; its argument is how often it beats, in seconds."""
+"""A worker; its argument is the interval of its heartbeats, in seconds."""
 
 
 def installed() -> str:
@@ -96,5 +96,5 @@ def _install(folder: Path) -> None:
     python = [sys.executable, "-m", "venv", "--clear", os.fspath(folder)]
     subprocess.run(python, check=True)
     pip = [os.fspath(folder / "bin" / "python"), "-m", "pip", "install", "-q"]
-    # It asks for an older six, which newer Pythons can't import.
+    # The framework asks for an older six, which newer Pythons can't import.
     subprocess.run([*pip, "--no-deps", *PINS], check=True)

@@ -1,4 +1,4 @@
-"""The published framework, and the worker of our own, before ``etlstage check``."""
+"""The published framework and our own worker, examined by ``etlstage check``."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def found(*command: str) -> dict[str, Finding]:
 
 
 def test_published_framework_keeps_to_the_protocol(framework: tuple[str, ...]) -> None:
-    """It knows one version, and drops what it has at a terminate (issue 15)."""
+    """It speaks one version, and drops its sessions at a terminate (issue 15)."""
     findings = found(*framework)
     verdicts = {name: finding.verdict for name, finding in findings.items()}
     assert verdicts["exits when heartbeats go unanswered"] is Verdict.PASSED
@@ -48,6 +48,6 @@ def test_published_framework_keeps_to_the_protocol(framework: tuple[str, ...]) -
 
 
 def test_worker_of_the_sdk_keeps_to_the_protocol() -> None:
-    """In both versions, and no one has any advice (issue 15)."""
+    """It does so in both versions, and no check has any advice (issue 15)."""
     findings = found(sys.executable, "-c", SHOUT)
     assert [f for f in findings.values() if f.verdict is Verdict.ADVICE] == []

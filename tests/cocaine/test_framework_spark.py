@@ -46,7 +46,7 @@ load:
 def test_it_is_a_stage_of_engine_spark(
     spark: SparkSession, framework: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """By a pipeline file's dialect, and nothing else (issue 15)."""
+    """The dialect in a pipeline file is enough (issue 15)."""
     rows = [(n, f"row {n}") for n in range(300)]
     text = "\n".join(json.dumps({"id": id_, "text": text}) for id_, text in rows)
     (tmp_path / "in.ndjson").write_text(text)
@@ -55,6 +55,6 @@ def test_it_is_a_stage_of_engine_spark(
     report = anyio.run(Pipeline.from_yaml(tmp_path / "p.yaml", spark=spark).run)
 
     assert (report.status, report.error) == ("done", None)
-    assert [a.done for a in report.ledger] == [0, 300, 300]  # who extracts, produces
+    assert [a.done for a in report.ledger] == [0, 300, 300]  # the source only produces
     found = spark.read.parquet(str(tmp_path / "out")).collect()
     assert sorted((row.id, row.text) for row in found) == rows

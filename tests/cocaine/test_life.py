@@ -1,8 +1,9 @@
 """
 How workers end, as each of the frameworks does it.
 
-Scripts do here what those were seen, or read, to do when they are asked to terminate,
-when they think themselves abandoned, and at the end of the connection.
+Scripts imitate what the frameworks do, as observed or read in their source, when they
+are asked to terminate, when they consider themselves abandoned, and at the end of the
+connection.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ sys.exit(1 if mode == "node-1" else 0)
 
 
 def stage(mode: str, ends: str) -> Stage:
-    """Return a stage whose worker behaves like this, and ends so."""
+    """Return a stage whose worker imitates a framework, and ends in this way."""
     return Stage(
         name="app",
         worker=(sys.executable, "-c", SCRIPT, mode, ends),
@@ -107,9 +108,10 @@ async def test_worker_that_is_asked_to_end_may_end_as_it_likes(
     mode: str, ends: str
 ) -> None:
     """
-    With an answer or without, with any status, and at the latest with its socket.
+    It may answer or not, have any status, and exit only when its socket is closed.
 
-    So nothing has to be killed, and nothing has failed, if it did not hear (issue 15).
+    So nothing has to be killed, and nothing has failed, even if it did not hear the
+    request (issue 15).
     """
     loud = mode == "node-1" or (mode, ends) == ("python-0", "told")
     async with AsyncSupervisor(stage(mode, ends)) as supervisor:
@@ -133,7 +135,7 @@ async def test_worker_that_is_asked_to_end_may_end_as_it_likes(
 async def test_worker_that_thinks_itself_abandoned_has_failed(
     mode: str, status: int
 ) -> None:
-    """Most leave with status 0, though no one asked them to; another one goes on."""
+    """Most exit with status 0 without being asked to; another worker continues."""
     async with AsyncSupervisor(stage(mode, "disowned")) as supervisor:
         events = supervisor.events()
         assert await supervisor.ask(b"x", timeout=10) == (b"done",)
@@ -144,7 +146,7 @@ async def test_worker_that_thinks_itself_abandoned_has_failed(
 
 
 async def test_worker_that_never_thinks_so_stays() -> None:
-    """As those of Node do, whose timer is not armed (issue 15)."""
+    """Workers of Node do so, as their timer is not armed (issue 15)."""
     async with AsyncSupervisor(stage("node-1", "disowned")) as supervisor:
         assert await supervisor.ask(b"x", timeout=10) == (b"done",)
         assert await supervisor.ask(b"y", timeout=10) == (b"done",)
@@ -162,7 +164,7 @@ wire.recv(1)
 
 
 async def test_worker_that_calls_itself_otherwise_is_reported() -> None:
-    """The error shows that a client came, and not the one that is awaited (issue 15)."""
+    """The error mentions a client that connected under another name (issue 15)."""
     made = Stage(
         name="app",
         worker=(sys.executable, "-c", STRANGER),
@@ -188,7 +190,7 @@ async def test_worker_that_calls_itself_otherwise_is_reported() -> None:
 async def test_worker_that_does_not_connect_may_speak_markers(
     script: str, fate: str
 ) -> None:
-    """One of lines, started with this dialect by mistake (issue 23)."""
+    """It may be a worker of lines, with this dialect by mistake (issue 23)."""
     made = Stage(
         name="app",
         worker=(sys.executable, "-c", script),
@@ -208,7 +210,7 @@ async def test_worker_that_does_not_connect_may_speak_markers(
 async def test_worker_that_connects_late_is_asked_to_end(
     tmp_path: Path, protocol: CocaineVersion
 ) -> None:
-    """The stage ends while it starts: it is still let in, for that (issue 22)."""
+    """If the stage ends while it starts, it may still connect for that (issue 22)."""
     gate = tmp_path / "gate"
     os.mkfifo(gate)
     wait = f"open({str(gate)!r}).close()\n"

@@ -37,7 +37,7 @@ cocaine.run({"transform": lambda request, response: response.write(request.read(
 async def test_every_message_has_one_outcome_and_the_order_holds(
     total: int, every: int
 ) -> None:
-    """Four workers, 64 sessions each, of which one is killed now and then."""
+    """One of four workers with 64 sessions each is killed now and then."""
     stage = Stage(
         name="app",
         worker=(sys.executable, "-c", WORKER),

@@ -5,5 +5,5 @@ import pytest
 
 @pytest.fixture(scope="module")
 def anyio_backend() -> str:
-    """Run async tests on one event loop: what they test is not the loop."""
+    """Run async tests on asyncio only: they don't test the event loop."""
     return "asyncio"

@@ -29,7 +29,7 @@ def problems(tmp_path: Path, fault: str) -> str:
 
 
 def test_file_may_have_all_that_can_be_done_from_outside() -> None:
-    """No other kinds: they happen inside a process."""
+    """Kinds that happen inside a process can't be written in a file."""
     keys = pipeline_schema()["properties"]["faults"]["items"]["properties"]
     kinds = keys["kind"]["anyOf"][0]["enum"]
     assert set(kinds) == {kind.value for kind in FaultKind if not kind.inside}
@@ -65,12 +65,12 @@ def test_file_may_have_all_that_can_be_done_from_outside() -> None:
 def test_fault_that_makes_no_sense_is_refused(
     tmp_path: Path, fault: str, problem: str
 ) -> None:
-    """With line and column."""
+    """The error has the line and column."""
     assert problem in problems(tmp_path, fault)
 
 
 def test_fault_is_what_is_written(tmp_path: Path) -> None:
-    """Units as everywhere in the file."""
+    """Values have units, as everywhere in the file."""
     path = tmp_path / "pipeline.yaml"
     path.write_text(
         PIPELINE % "{stage: load, kind: pause, seconds: 2s, probability: 5%, size: 1kB}"

@@ -74,7 +74,7 @@ def test_file_is_put_in_without_its_last_newline(
 def test_what_was_put_in_has_a_reference(
     interpolator: Interpolator, tmp_path: Path
 ) -> None:
-    """By which it is called where it must not be shown."""
+    """The reference is shown in place of a value that must not be shown."""
     (tmp_path / "token").write_text("hunter2")
     assert interpolator.expand("${TOKEN:-x}/${file:token}/$${A}").found == {
         "s3cret": "${TOKEN:-x}",
@@ -115,7 +115,7 @@ def test_what_was_put_in_has_a_reference(
 def test_reference_that_cant_be_resolved(
     interpolator: Interpolator, tmp_path: Path, text: str, error: str
 ) -> None:
-    """Each names what is wrong; no one waits for a pipe's other end (issue 10)."""
+    """Each error names the cause; a pipe without a writer does not block (issue 10)."""
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "bytes").write_bytes(b"a\xff")
     (tmp_path / "big").write_bytes(b"a" * (MAX_SECRET_BYTES + 1))

@@ -46,7 +46,7 @@ def errors(folder: Path, text: str) -> list[str]:
 
 
 def test_plan_shows_where_messages_come_from_and_go(folder: Path) -> None:
-    """And which journal is whose."""
+    """The plan shows paths, start and end, retention, and how a journal is chosen."""
     found = plan(folder, FILE)
     extract, load_ = found.parts
     assert (extract.what, load_.what) == ("journals in in", "journals in out")
@@ -73,7 +73,7 @@ def test_plan_shows_where_messages_come_from_and_go(folder: Path) -> None:
 
 @pytest.mark.parametrize("start", ["beginning", "end", "2026-11-23T18:00:00Z"])
 def test_it_is_built(folder: Path, start: str) -> None:
-    """As it is written; with smaller epochs positions are closer."""
+    """Each start is accepted; dead letters are loaded again at least once."""
     text = ONCE.replace("r}", f'r, from: "{start}", on_damage: skip}}')
     (folder / "p.yaml").write_text(text)
     made = pipeline_from_yaml(folder / "p.yaml")
@@ -111,12 +111,12 @@ def test_it_is_built(folder: Path, start: str) -> None:
     ],
 )
 def test_what_is_wrong(folder: Path, right: str, wrong: str, text: str) -> None:
-    """In its place."""
+    """The error names the key, and what was expected."""
     assert any(text in one for one in errors(folder, FILE.replace(right, wrong, 1)))
 
 
 def test_run_on_trial_leaves_the_position_of_the_reader(folder: Path) -> None:
-    """It has no name there, and ends."""
+    """A trial run uses no reader's name, and ends even if the file follows."""
     (folder / "p.yaml").write_text(FILE.replace("r}", "r, follow: true}"))
     with Journals.open(folder / "in") as journals:
         target = journals.select()[0].name, journals.content_type

@@ -52,7 +52,7 @@ def test_minimal_file(path: Path) -> None:
 
 
 def test_stage_without_a_name_has_its_number(path: Path) -> None:
-    """The ends are called by their kind."""
+    """The extract and load stages are named by their kind."""
     path.write_text(
         f"{MINIMAL}transform: [{{worker: [cat]}}, {{worker: [cat], name: b}}]\n"
     )
@@ -62,7 +62,7 @@ def test_stage_without_a_name_has_its_number(path: Path) -> None:
 
 
 def test_everything_at_once_in_the_order_of_the_file(path: Path) -> None:
-    """A user who mends all of these in one go is a happy user."""
+    """A user can mend all problems in one go."""
     content = """\
 name: papers
 engine: sparc
@@ -280,7 +280,7 @@ load:
     ],
 )
 def test_one_problem(path: Path, content: str, error: str) -> None:
-    """What is missing has the place of what lacks it."""
+    """A missing key is reported at the place of the mapping that lacks it."""
     if not error:
         path.write_text(content)
         load(path)
@@ -306,7 +306,7 @@ def test_keys_that_stand_elsewhere_are_unknown(path: Path, key: str) -> None:
     ],
 )
 def test_key_that_stands_too_high(path: Path, key: str, said: str) -> None:
-    """The error has where it belongs, and no more that follows from it."""
+    """The error suggests where the key belongs, and its value is not judged."""
     content = f"{MINIMAL}transform: [{{{key}: x, on_error: {{retries: 0}}}}]\n"
     missing, unknown = errors_of(path, content)
     assert "transform[0].worker: required key is missing" in missing
@@ -315,7 +315,7 @@ def test_key_that_stands_too_high(path: Path, key: str, said: str) -> None:
 
 
 def test_key_that_belongs_in_several_places(path: Path) -> None:
-    """None of them is guessed."""
+    """No place is suggested, as none is likelier than another."""
     error = error_of(path, f"{MINIMAL}command: [cat]\n")
     assert ": command: unknown key, expected one of name, engine" in error
 
@@ -336,7 +336,7 @@ def test_key_that_belongs_in_several_places(path: Path) -> None:
     ],
 )
 def test_problem_of_a_worker(path: Path, keys: str, error: str) -> None:
-    """Each key of a worker has its own words."""
+    """Each key of a worker has an error message of its own."""
     content = f"{MINIMAL}transform: [{{worker: {{command: [cat], {keys}}}}}]\n"
     assert f": transform[0].worker.{error}" in error_of(path, content)
 
@@ -377,7 +377,7 @@ def test_problem_of_a_worker(path: Path, keys: str, error: str) -> None:
     ],
 )
 def test_problem_of_a_stage(path: Path, keys: str, error: str) -> None:
-    """Each policy of a stage has its own words."""
+    """Each policy of a stage has error messages of its own."""
     content = f"{MINIMAL}transform: [{{worker: {{command: [cat]}}, {keys}}}]\n"
     assert error in error_of(path, content)
 
@@ -391,7 +391,7 @@ load: {spark: {format: json, path: x}%s}
 
 
 def test_key_of_the_source_is_for_the_first_stage_alone(path: Path) -> None:
-    """What a stage makes of a message has no key beside it."""
+    """Replies of a stage carry no key, so later stages can't use the source's."""
     path.write_text(FRAMES % (", key: id", ", order: key", ", order: key, key: /a", ""))
     load(path)
     assert error_of(path, FRAMES % (", key: id", "", ", order: key", "")) == (
@@ -411,13 +411,13 @@ def test_key_of_the_source_is_for_the_first_stage_alone(path: Path) -> None:
     ],
 )
 def test_what_a_frame_has_no_use_for(path: Path, key: str, value: str) -> None:
-    """There is no worker to restart; but messages may not fit."""
+    """A DataFrame stage has no worker, so settings of workers are refused."""
     text = f"load.{key}: only valid with `worker`"
     assert text in error_of(path, FRAMES % ("", "", "", f", {key}: {value}"))
 
 
 def test_frame_has_an_error_policy(path: Path) -> None:
-    """It refuses messages that do not fit its schema; to try again is of no use."""
+    """A DataFrame refuses messages that don't fit its schema; retrying can't help."""
     path.write_text(FRAMES % ("", "", "", ", on_error: {budget: 3, then: dead_letter}"))
     load(path)
     text = "load.on_error.retries: only valid with `worker`"
@@ -439,7 +439,7 @@ def test_more_workers_than_a_machine_bears(path: Path) -> None:
 
 @pytest.mark.parametrize("key", ["on_error", "recycle", "order", "workers"])
 def test_what_an_extract_worker_has_no_use_for(path: Path, key: str) -> None:
-    """Nothing is put into it."""
+    """An extract worker gets no messages, so these keys would do nothing."""
     content = MINIMAL.replace('[seq, "3"]}', f'[seq, "3"]}}, {key}: 1')
     assert f"extract.{key}: unknown key" in error_of(path, content)
 
@@ -452,7 +452,7 @@ load: {spark: {%s}}
 
 
 def test_files_are_somewhere(path: Path) -> None:
-    """Spark would read nothing, where no path is set; others know it."""
+    """File formats need a path, as a key or an option; other formats may not."""
     needs = "needs the key path or the key table"
     nowhere = [
         ("format: text", "format: parquet"),
@@ -468,7 +468,7 @@ def test_files_are_somewhere(path: Path) -> None:
 
 
 def test_format_that_is_no_text(path: Path) -> None:
-    """It is reported as such, also where rules ask which one it is."""
+    """It is reported even where other rules depend on the format."""
     content = SPARK_ENDS % ("path: a", "path: b, format: [parquet], mode: append")
     content += "engine: streaming\ndelivery: exactly-once\n"
     text = "pipeline.yaml:3:33: load.spark.format: expected text, got a list"
@@ -476,7 +476,7 @@ def test_format_that_is_no_text(path: Path) -> None:
 
 
 def test_frame_for_dead_letters(path: Path) -> None:
-    """A path or a table."""
+    """Dead letters go to either a path or a table."""
     both = f"{MINIMAL}dead_letters: {{spark: {{path: a, table: b}}}}\n"
     assert error_of(path, both) == (
         "4:33: dead_letters.spark.table: can't be used together with path"
@@ -522,7 +522,7 @@ def test_interpolated_values_are_never_shown(
 
 
 def test_interpolated_number(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A variable can set what is not text."""
+    """A variable can set a number, too."""
     monkeypatch.setenv("N", "3")
     path.write_text(
         f"{MINIMAL}transform: [{{worker: {{command: [cat]}}, workers: '${{N}}'}}]\n"
@@ -551,7 +551,7 @@ def test_interpolated_word_is_only_called_unknown(
 def test_interpolated_number_that_is_none(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Shown in place of what was found."""
+    """The error shows a placeholder instead of the value."""
     monkeypatch.setenv("S", SECRET)
     content = (
         f"{MINIMAL}transform: [{{worker: {{command: [cat]}}, workers: '${{S}}'}}]\n"
@@ -587,7 +587,7 @@ EXACTLY = (
             "spark: {path: out, mode: overwrite}",
             [],
         ),
-        # As Spark reads it (issue 11).
+        # Spark ignores the case of a format, too (issue 11).
         ("streaming", "exactly-once", FRAME, "spark: {path: out, format: JSON}", []),
         (
             "spark",
@@ -728,7 +728,7 @@ def test_engines_have_rules(
 
 
 def test_what_is_sent_to_executors_is_a_list(path: Path) -> None:
-    """Of paths, as they are written."""
+    """Files and archives are lists of paths, kept as they are written."""
     (folder := path.parent / "no #1").mkdir()
     (folder / "tools.tar.gz").write_text("")
     path.write_text(MINIMAL + 'spark: {archives: ["no #1/tools.tar.gz#tools"]}\n')
@@ -743,7 +743,7 @@ def test_what_is_sent_to_executors_is_a_list(path: Path) -> None:
 def test_dialect_without_its_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What can't be spoken here is no valid pipeline (issue 23)."""
+    """A dialect whose package is not installed is reported (issue 23)."""
     text = (
         "name: p\nextract: {worker: {command: [echo]}}\nload:\n"
         "  worker: {command: [cat]}\n  dialect: cocaine\n"
@@ -757,7 +757,7 @@ def test_dialect_without_its_package(
         f"{tmp_path}/p.yaml:5:12: load.dialect: dialect 'cocaine' needs msgpack:"
         " pip install 'etlstage[cocaine]'"
     )
-    # On executors it is to be there.
+    # With a remote master, only the executors need the package.
     (tmp_path / "p.yaml").write_text(
         f"{text}engine: spark\nspark: {{master: spark://127.0.0.1:7077}}\n"
     )
@@ -765,7 +765,7 @@ def test_dialect_without_its_package(
 
 
 def test_value_that_was_set(tmp_path: Path) -> None:
-    """It has no line to show, and may be a password (issues 23, 26)."""
+    """A value given by ``--set`` has no line, and may be a password (issues 23, 26)."""
     (tmp_path / "p.yaml").write_text(
         "name: p\nextract: {worker: {command: [echo]}}\nload: {worker: {command: [cat]}}\n"
     )
@@ -786,7 +786,7 @@ def test_value_that_was_set(tmp_path: Path) -> None:
 
 
 def test_rule_about_what_could_not_be_read_is_silent(path: Path) -> None:
-    """A misspelt dialect is no other one, and what is known is given all the same."""
+    """Rules skip values that could not be read, but still use what is known."""
     path.write_text(
         "name: p\n"
         "extract: {worker: [seq, '3'], dialect: {mode: cyclc}, offsets: {by: worker}}\n"

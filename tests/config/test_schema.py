@@ -26,7 +26,7 @@ from tests.reference import schemas
 FILES = [
     block
     for block in re.findall(r"```yaml\n(.*?)```", MANUAL, flags=re.DOTALL)
-    # Of others; and a plan of faults, which is a file by itself.
+    # Without files of other tools, and plans of faults, which are files of their own.
     if "apiVersion:" not in block and not block.startswith("# faults.yaml")
 ]
 ENDS = """\
@@ -38,7 +38,7 @@ SCHEMA = pipeline_schema()
 
 
 def data_of(text: str) -> Any:  # noqa: ANN401 - what YAML holds
-    """Return what an independent reader finds; a part of a file gets the rest."""
+    """Return the data an independent reader finds; an excerpt is completed first."""
     text = text if re.search("^name:", text, flags=re.MULTILINE) else ENDS + text
     return YAML(typ="safe", pure=True).load(text)
 
@@ -61,13 +61,13 @@ def settings(
 
 
 def test_schema_is_one() -> None:
-    """And is the text that is printed."""
+    """It is a valid JSON Schema, and the text that is printed."""
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
     assert json.loads(schema_text()) == SCHEMA
 
 
 def test_every_key_is_described() -> None:
-    """In words for who writes YAML."""
+    """Descriptions are sentences for readers who write YAML, not Python."""
     described = dict(schemas(SCHEMA))
     assert len(described) > 150
     for key, schema in described.items():
@@ -77,7 +77,7 @@ def test_every_key_is_described() -> None:
 
 
 def test_defaults_are_written_as_people_do() -> None:
-    """And each is valid itself."""
+    """Defaults have units, and are valid values themselves."""
     described = dict(schemas(SCHEMA))
     wanted = {
         "transform.timeout.message": "5m",
@@ -102,14 +102,14 @@ def test_defaults_are_written_as_people_do() -> None:
 
 
 def test_defaults_are_those_in_force(tmp_path: Path) -> None:
-    """A stage for which all of them are written is the one for which none is."""
+    """A stage with every default written out equals one with none written."""
     described = dict(schemas(SCHEMA))
     stage: dict[str, Any] = {"worker": {"command": ["cat"]}}
     plain = json.loads(json.dumps(stage))
     for key, schema in described.items():
         place = key.split(".")
         default = schema.get("default")
-        # That it is written asks for batches; a short form stands for the whole mapping.
+        # Writing ``batch`` turns batches on; short forms stand for whole mappings.
         if place[0] != "transform" or default is None or place[1:2] in ([], ["batch"]):
             continue
         if place[1:] == ["dialect"]:
@@ -117,7 +117,7 @@ def test_defaults_are_those_in_force(tmp_path: Path) -> None:
         if any(at in ("budget", "workers") for at in place[:-1]):
             continue
         if schema["description"].startswith("Dialect "):
-            continue  # of another one; the page about it shows its own
+            continue  # of another dialect, whose page shows its defaults
         at = stage
         for step in place[1:-1]:
             at = at.setdefault(step, {})
@@ -133,13 +133,13 @@ def test_defaults_are_those_in_force(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("block", FILES)
 def test_blocks_of_the_manual_are_valid(block: str) -> None:
-    """All of them."""
+    """Every pipeline file in the manual fits the schema."""
     assert problems(data_of(block)) == []
 
 
 @pytest.mark.parametrize("example", ["demo", "start"])
 def test_files_of_the_package_are_valid(example: str) -> None:
-    """As everything that is copied."""
+    """Users copy these files."""
     folder = resources.files("etlstage") / "examples"
     assert {str(p.parent.name) for p in Path(str(folder)).rglob("*.yaml")} == {
         "demo",
@@ -169,7 +169,7 @@ def test_files_of_the_package_are_valid(example: str) -> None:
     ],
 )
 def test_wrong_shape_is_invalid(transform: str, place: str) -> None:
-    """Where it is wrong."""
+    """The schema reports the place of the mistake."""
     stage = transform.replace("{", "{worker: {command: [cat]}, ", 1)
     assert problems(data_of(f"transform: [{stage}]")) == [f"$.transform[0]{place}"]
 
@@ -208,7 +208,7 @@ def test_manual_lists_every_key_with_its_default(tmp_path: Path) -> None:
     keyed = re.sub(r"^( {4,6})# ( *\w+:)", r"\1\2", listing, flags=re.MULTILINE)
     path.write_text(keyed.replace("    workers: 1 ", "    # workers: 1 "))
     assert load_listing(path) == []
-    # As it is, it is a pipeline, with one number for the workers.
+    # As it stands, the listing is a pipeline, with one number for the workers.
     path.write_text(ENDS + listing)
     assert load(path)[0].transform[0].stage.pool.max == 1
 
@@ -224,12 +224,12 @@ def load_listing(path: Path) -> list[str]:
         for step in place:
             value = value.get(step, MISSING) if isinstance(value, dict) else MISSING
         if value is MISSING:
-            # One number may stand for both.
+            # One number may stand for count and share.
             wrong += [] if "budget" in inside else [f"{'.'.join(place)} is missing"]
         elif setting.default in (MISSING, None) or "dialect" in inside:
             continue
         elif setting.name == "limits":
-            continue  # Those are examples: by default there is none.
+            continue  # The listing shows examples: by default there are no limits.
         elif setting.kind.read(value) != setting.kind.read(setting.default):
             wrong.append(f"{'.'.join(place)} is {value!r}")
     return wrong

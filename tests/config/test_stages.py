@@ -79,7 +79,7 @@ def test_command_may_stand_for_the_worker(path: Path) -> None:
 
 
 def test_every_key_reaches_the_stage(path: Path) -> None:
-    """Names differ in places, values do not."""
+    """Some keys set a field of another name; the values are unchanged."""
     stage = transform_of(
         path,
         r"""worker:
@@ -178,7 +178,7 @@ def test_null_waits_for_ever(path: Path) -> None:
     ],
 )
 def test_budget(path: Path, written: str, budget: ErrorBudget) -> None:
-    """A number is no share, and a share no number: what is not written is no bound."""
+    """A number bounds the count, a percentage the share; the other is unbounded."""
     stage = transform_of(
         path, f"{{worker: {{command: [cat]}}, on_error: {{budget: {written}}}}}"
     )
@@ -186,7 +186,7 @@ def test_budget(path: Path, written: str, budget: ErrorBudget) -> None:
 
 
 def test_run_may_end_with_the_first_failure(path: Path) -> None:
-    """As strict as can be."""
+    """``then: fail`` is the strictest policy."""
     keys = "{worker: {command: [cat]}, on_error: {then: fail}, order: none}"
     stage = transform_of(path, keys)
     assert stage.on_error == ErrorPolicy(then="fail")
@@ -216,7 +216,7 @@ def test_mask_is_octal(path: Path, written: str, mask: int) -> None:
     ],
 )
 def test_program(path: Path, written: str, runs: str) -> None:
-    """A name is looked up, a path is relative to the file, Python is ours."""
+    """A name is looked up, a path is relative to the file, ``python`` is our own."""
     stage = transform_of(path, f"worker: {{command: [{written}, ./data]}}")
     assert stage.program.command == (runs, "./data")
 
@@ -252,12 +252,12 @@ def test_ends(path: Path) -> None:
     ],
 )
 def test_located(written: str, read: str) -> None:
-    """A path with a scheme is not on this machine's terms."""
+    """A path with a scheme is kept as it is; others are relative to the file."""
     assert located(written, BASE) == read
 
 
 def test_workers_come_and_go(path: Path) -> None:
-    """Between two bounds, where they are written."""
+    """The number of workers varies between two bounds, if they are written."""
     stage = transform_of(
         path, "{worker: {command: [cat]}, workers: {max: 8, idle: 5m}}"
     )
@@ -268,14 +268,14 @@ def test_workers_come_and_go(path: Path) -> None:
     ("cwd", "program"), [("", "/base/clean"), (", cwd: sub", "/base/sub/clean")]
 )
 def test_command_is_seen_from_where_it_runs(path: Path, cwd: str, program: str) -> None:
-    """As its arguments are, which no one but the worker looks at (issue 11)."""
+    """Its arguments are left to the worker, which sees them from there (issue 11)."""
     stage = transform_of(path, f"worker: {{command: [./clean, ./x]{cwd}}}")
     assert stage.program.command == (program, "./x")
 
 
 @pytest.mark.parametrize("engine", ["local", "spark", "streaming"])
 def test_offsets_of_any_dialect(path: Path, engine: str) -> None:
-    """What is asked for ranges is no matter of one dialect (issue 23)."""
+    """``offsets`` does not depend on the marker dialect (issue 23)."""
     path.write_text(
         f"name: p\nengine: {engine}\nextract:\n  worker: {{command: [cat]}}\n"
         "  dialect: {name: cocaine, concurrency: 3}\n"
@@ -287,7 +287,7 @@ def test_offsets_of_any_dialect(path: Path, engine: str) -> None:
 
 
 def test_dialect_by_its_name_alone(path: Path) -> None:
-    """Or by a mapping; without a name it is the default one (issue 23)."""
+    """A mapping names it, too; without a name it is ``marker`` (issue 23)."""
     text = "worker: {command: [cat]}, timeout: {heartbeat: 5s}, dialect"
     named = transform_of(path, f"{{{text}: cocaine, batch: {{}}}}").dialect
     assert named == CocaineDialect(batches=True, heartbeat=5.0)

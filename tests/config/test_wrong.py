@@ -1,9 +1,9 @@
 """
 Files with a mistake, in ``wrong/``, and the exact errors that they print.
 
-The errors stand at the end of each file, in comments. Above them, ``# shape`` shows that
-the file is wrong whatever there is on a machine and in other keys, so that an editor
-that has the schema shows it, too.
+The errors are at the end of each file, in comments. ``# shape`` above them means that
+the file is wrong whatever its other keys and the machine, so the JSON Schema must
+reject it, too, and an editor that has the schema shows the mistake.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def errors_of(path: Path) -> list[str]:
 
 
 def test_there_are_many() -> None:
-    """The folder was found."""
+    """Otherwise the folder was not found."""
     assert len(WRONG) >= 60
 
 

@@ -1,1 +1,1 @@
-"""Whether each message is loaded once, whatever is killed, and whenever."""
+"""Check that each message is loaded once, whatever is killed, and whenever."""

@@ -1,11 +1,11 @@
 """
-The whole of it: ``python -m tests.crash``, which takes its time.
+Run the whole crash matrix: ``python -m tests.crash``; this takes long.
 
-A cell is what the stages are between, and their order. What is killed is the whole
-process, a worker, the JVM or Spark's Python worker: first at every step of the commit in
-each cell, then at moments by chance, the cells in turn. A start that was broken off is
-followed by the next, in which the next things are killed, until all is on record: then
-all has to be there.
+A cell is a pair of ends around the stages, and the stages' order. The whole process, a
+worker, the JVM or Spark's Python worker is killed: first at every step of the commit in
+each cell, then at random moments, in one cell after the other. After each start that
+was killed the pipeline is started again, with the next kills, until everything is
+recorded as committed; then every message must be there once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.crash.cell import Cell
 from tests.crash.matrix import ENDS, EXECUTORS, ORDERS, Case, Kill
 from tests.database import PostgreSQL, postgresql
 
-ENOUGH: Final = 3  # failures of a cell, behind which it is left alone
+ENOUGH: Final = 3  # failures of a cell, after which no more trials of it are run
 
 
 def main() -> int:
@@ -79,7 +79,7 @@ def main() -> int:
 
 
 def arguments() -> argparse.Namespace:
-    """Return what is to be done."""
+    """Return the parsed command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.crash")
     parser.add_argument("--messages", type=int, default=100_000)
     parser.add_argument("--epoch", type=int, default=10_000)
@@ -106,14 +106,14 @@ def arguments() -> argparse.Namespace:
 
 @contextmanager
 def served(ends: Iterator[str]) -> Iterator[PostgreSQL | None]:
-    """Give a server, if any of the ends needs one."""
+    """Yield a PostgreSQL server if any of the ends needs one, otherwise None."""
     wanted = any("postgresql" in end for end in ends)
     with postgresql() if wanted else nullcontext() as server:
         yield server
 
 
 def run(cells: Sequence[Cell], moments: int, jobs: int) -> None:
-    """Kill at every step in each cell; then at moments, one trial in each at a time."""
+    """Kill at every step in each cell, then at random moments, the cells in turn."""
     waiting = list(cells)
     lock = threading.Lock()
     stopped = threading.Event()
@@ -125,7 +125,7 @@ def run(cells: Sequence[Cell], moments: int, jobs: int) -> None:
                 for cell in waiting
                 if (cell.steps or cell.moments < moments) and cell.failures < ENOUGH
             ]
-            # The steps of a cell first, and of the first cell before the next one's.
+            # Kills at steps first, and those of the first cell before the next cell's.
             cell = min(
                 left, key=lambda cell: (not cell.steps, cell.moments), default=None
             )
@@ -144,13 +144,13 @@ def run(cells: Sequence[Cell], moments: int, jobs: int) -> None:
         for done in [threads.submit(work) for _ in range(jobs)]:
             done.result()
     finally:
-        # Who interrupts us interrupts what is under way, too.
+        # An interrupt reaches the processes of the trials in progress, too.
         stopped.set()
         threads.shutdown(wait=False)
 
 
 def report(cells: Sequence[Cell]) -> None:
-    """Show what was killed how often."""
+    """Print how often each kind of process was killed."""
     tell("done:")
     for cell in cells:
         sys.stdout.write(cell.summary())
@@ -160,12 +160,12 @@ def report(cells: Sequence[Cell]) -> None:
 
 
 def tell(text: str) -> None:
-    """Show how it goes."""
+    """Print a line of progress."""
     sys.stdout.write(f"{time.strftime('%H:%M:%S')} {text}\n")
     sys.stdout.flush()
 
 
 if __name__ == "__main__":
-    # In the background of a shell it would be ignored.
+    # A background process of a shell would ignore it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""One cell of the matrix: its trials, and what was killed in them."""
+"""One cell of the crash matrix: its trials, and what was killed in them."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ from tests.crash.matrix import (
 __all__ = ("Cell",)
 
 _ENDING = ("process", "jvm")
-_STARTS = 12  # of a trial in which something is killed by chance
-_SETUP = 0.4  # of the time of a whole run, before the first message
+_STARTS = 12  # the last start of a trial in which something is killed at random
+_SETUP = 0.4  # share of a whole run's time that passes before the first message
 
 
 class Cell:
     """
-    Kills in one case, trial by trial.
+    A series of trials of one case, with kills.
 
     Args:
-        case: What runs.
-        dice: Chooses what is killed when.
-        tell: Is given lines of progress.
+        case: The pipeline to run.
+        dice: Chooses what is killed, and when.
+        tell: Called with lines of progress.
 
     Attributes:
-        steps: Kills at steps that are still to be made.
-        killed: How often what was killed at a step, or a ``moment``.
-        failures: Trials that have failed.
+        steps: Kills at steps that are still to be done.
+        killed: Number of kills, by what was killed and the step, or ``moment``.
+        failures: Number of trials that failed.
 
     """
 
@@ -57,7 +57,7 @@ class Cell:
         self._whats = ["process", "worker"]
         if case.ends not in SPARKLESS:
             self._whats += ["jvm", "python"]
-        # Of a run that is one epoch a step comes once.
+        # Each step comes only once in a run that is a single epoch.
         most = 1 if case.ends.startswith("spark") else 2
         self.steps: list[Kill] = [
             Kill(what, step, dice.randrange(most))
@@ -69,18 +69,18 @@ class Cell:
         self.failures = 0
         self._vain: Counter[tuple[str, str]] = Counter()
         self._trials = self._starts = self._messages = self._retries = 0
-        self._seconds = 0.0  # of a whole run, by the first start
+        self._seconds = 0.0  # duration of a whole run, as the first start took
 
     def __str__(self) -> str:
         return f"{self.case.ends}-{self.case.order}"
 
     @property
     def moments(self) -> int:
-        """How often something was killed at a moment by chance."""
+        """Number of kills at random moments."""
         return sum(n for (_, when), n in self.killed.items() if when == "moment")
 
     def trial(self, again: Sequence[Sequence[Kill]] | None = None) -> None:
-        """Start until all is on record, and check; a failure is reported, and counted."""
+        """Start until all is recorded, and check; report and count a failure."""
         folder = Path(tempfile.mkdtemp(prefix="crash-"))
         starts: list[list[Kill]] = []
         before, began = self.killed.total(), time.monotonic()
@@ -107,7 +107,7 @@ class Cell:
         )
 
     def figures(self) -> dict[str, object]:
-        """Return what was killed how often, as plain JSON."""
+        """Return how often each kind of process was killed, as plain JSON."""
         kills = [[*at, count] for at, count in self.killed.items()]
         return {
             "cell": str(self),
@@ -118,7 +118,7 @@ class Cell:
         }
 
     def summary(self) -> str:
-        """Return what was killed how often, as lines."""
+        """Return how often each kind of process was killed, as lines of text."""
         head = (
             f"{self}: {self._trials} trials, {self._starts} starts, {self._messages}"
             f" messages, {self._retries} retries killed, {self.failures} failures"
@@ -157,7 +157,7 @@ class Cell:
             epoch = record.epoch
             assert over or code, f"not on record: {record}"
         check(folder, self.case, ended=not code)
-        # Into journals a retry appends at least once.
+        # A retry into journals appends at least once, so duplicates are allowed.
         once = self.case.ends != "journals"
         if again is None and not self._trials and not code and once:
             self._retry(folder)
@@ -172,13 +172,13 @@ class Cell:
                 (kill.what, "moment" if kill.when == "at" else kill.when)
                 for kill in those
             )
-        # The run may have come to its end before.
+        # Steps that the run did not reach are left for another trial.
         self.steps += [
             kill
             for kill in kills
             if kill.when != "at" and kill not in (*found.done, *found.vain)
         ]
-        # Only who was killed may fail, and a worker is replaced.
+        # Only a run that was killed may fail; a killed worker is replaced.
         fatal = {kill.what for kill in found.done} - {"worker"}
         said = found.said.splitlines()
         last = [line for line in said if line and "dead-lettered" not in line][-1:]
@@ -187,7 +187,7 @@ class Cell:
         if found.code:
             told = ", ".join(map(str, found.done))
             self._tell(f"  {self}: {told}: {found.code} {' '.join(last)[:300]}")
-        # Py4J shows one of its own; the command line has that silenced.
+        # Py4J prints a traceback of its own, which the command line silences.
         if any('File "' in line and "/etlstage/" in line for line in said):
             shown = [line for line in said if "dead-lettered" not in line]
             self._tell("\n".join([f"  {self} shows a traceback:", *shown[:60]]))
@@ -195,11 +195,11 @@ class Cell:
 
     def _choose(self, starts: int, epoch: int) -> list[Kill]:
         """
-        Return what is killed in the next start: among it one thing that ends it.
+        Return the kills of the next start, one of which ends the run.
 
         Args:
-            starts: How many there were in this trial.
-            epoch: The last that is on record.
+            starts: Number of starts in this trial so far.
+            epoch: The last recorded epoch.
 
         """
         if self.steps:
@@ -209,13 +209,13 @@ class Cell:
         ending = [what for what in _ENDING if what in self._whats]
         chosen = ["worker"] * 4
         if self.case.ends.startswith(EXECUTORS):
-            chosen.append("python")  # the task is tried again
+            chosen.append("python")  # does not end the run: Spark retries the task
         elif "python" in self._whats and self._has_python(starts):
             ending.append("python")
         chosen.append(self._dice.choice(ending))
         setup = _SETUP * self._seconds
         left = (1 - epoch / self.case.files) * (self._seconds - setup)
-        # The others do not live before.
+        # Workers and Spark's Python workers only exist after the setup.
         return [
             Kill(what, "at", round(self._dice.uniform(0, most), 2))
             for what in chosen
@@ -223,7 +223,7 @@ class Cell:
         ]
 
     def _choose_steps(self, starts: int) -> list[Kill]:
-        """Do as :meth:`_choose` with what is to be killed at steps."""
+        """Return the next start's kills at steps; see :meth:`_choose`."""
         ending = [kill for kill in self.steps if kill.what in _ENDING]
         chosen = ending[:1] if self._seconds else []
         chosen += [kill for kill in self.steps if kill.what == "worker"][:2]
@@ -234,12 +234,12 @@ class Cell:
         return chosen
 
     def _has_python(self, starts: int) -> bool:
-        """Return whether Spark has Python workers in a start of a trial."""
-        # Where the stages are not, it has read all by then.
+        """Return whether Spark runs Python workers in the next start of a trial."""
+        # Where the stages are outside Spark, it has read everything in the first start.
         return not starts or self.case.ends.startswith(EXECUTORS)
 
     def _retry(self, folder: Path) -> None:
-        """Retry the dead letters, killed wherever it is by then, and once more."""
+        """Retry the dead letters: kill the first attempt at random, then try again."""
         if not retry(folder, seconds=self._dice.uniform(2, 12)):
             self._retries += 1
             assert retry(folder)

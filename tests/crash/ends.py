@@ -1,8 +1,8 @@
 """
-Workers at both ends: numbers come from one, and go into files by epochs.
+Workers at both ends: one extracts numbers, the others load them into files by epoch.
 
-Arguments: ``extract``, how many there are, and how many keys they have; ``load``; ``commit`` and ``abort``, which
-are given the epoch.
+Arguments: ``extract``, the number of messages, and the number of keys; or ``load``; or
+``commit`` or ``abort``, and the epoch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def numbers(start: int, end: int) -> Iterator[bytes]:
 
 
 def load(messages: Sequence[bytes]) -> None:
-    """Keep rows apart, in a file that is this process's."""
+    """Append rows to a file of this attempt, apart from the output."""
     folder = Path("aside", f"{os.environ['ETLSTAGE_EPOCH']}")
     folder.mkdir(parents=True, exist_ok=True)
     with folder.joinpath(os.environ["ETLSTAGE_ATTEMPT"]).open("ab") as file:
@@ -31,7 +31,7 @@ def load(messages: Sequence[bytes]) -> None:
 
 
 def commit(_: bytes) -> None:
-    """Put the rows of this attempt where rows are read."""
+    """Move the rows of this attempt into the output."""
     epoch = sys.argv[2]
     aside = Path("aside", epoch, os.environ["ETLSTAGE_ATTEMPT"])
     if aside.exists():

@@ -1,4 +1,4 @@
-"""What is killed when, and what has to be there in the end."""
+"""The cases of the crash matrix, and the checks of what must be there in the end."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ spark:
 extract:
   spark: {{path: in, format: text, options: {{maxFilesPerTrigger: "1"}}}}
 """
-# As on a cluster, a task that fails is tried again.
+# As on a cluster, Spark retries a task that fails.
 EXECUTED: Final = SPARK.replace("local[2]", "local[2,2]")
 INTO_FILES: Final = "load: {{spark: {{path: out, format: parquet}}}}\n"
 TABLE: Final = """\
@@ -118,15 +118,15 @@ load:
   abort: [{python}, {here}/ends.py, abort]
 """,
 }
-"""Between what the stages are: workers, files, journals, or Spark on an engine."""
+"""The ends around the stages: workers, files, journals, or Spark on an engine."""
 OFFSETS: Final = ("workers", "journals")
-"""Ends that begin with a worker whose offsets are kept."""
+"""Ends whose source is a worker with recorded offsets."""
 SHOWN: Final = ("files", "local", "spark", "streaming", "journals")
-"""Ends that show an epoch behind its record, such as by moving its files."""
+"""Ends that publish an epoch after its record, such as by moving its files."""
 SPARKLESS: Final = ("files", *OFFSETS)
 """Ends that need no Spark."""
 EXECUTORS: Final = ("spark", "streaming")
-"""What such ends begin with where the stages are inside Spark's executors."""
+"""Prefixes of the names of ends with the stages inside Spark's executors."""
 
 
 class Kill(NamedTuple):
@@ -137,11 +137,11 @@ class Kill(NamedTuple):
     when: str
     """A step of the commit, or ``at``."""
     number: float
-    """How often the step comes before; or seconds since there is such a process."""
+    """Number of times the step comes before; or seconds after the process appears."""
 
     @classmethod
     def of(cls, text: str) -> Kill:
-        """Return what :meth:`__str__` has written."""
+        """Parse the text of :meth:`__str__`."""
         what, when, number = text.split(":")
         return cls(what, when, float(number))
 
@@ -150,18 +150,18 @@ class Kill(NamedTuple):
 
 
 class Start(NamedTuple):
-    """What came of one start."""
+    """The outcome of one start."""
 
     code: int
     said: str
     done: list[Kill]
-    """What was killed."""
+    """Kills that were done."""
     vain: list[Kill]
-    """Of what there was nothing to be killed."""
+    """Kills for which there was no such process."""
 
 
 class Case(NamedTuple):
-    """How a pipeline runs."""
+    """The variant of the pipeline to run."""
 
     order: str = "total"
     ends: str = "local"
@@ -171,7 +171,7 @@ class Case(NamedTuple):
 
     @property
     def files(self) -> int:
-        """Of how many the input consists; none is larger than an epoch."""
+        """Number of input files; none has more messages than an epoch."""
         return -(-self.messages // self.epoch)
 
 
@@ -202,7 +202,7 @@ def prepare(folder: Path, case: Case) -> None:
 
 
 def start(folder: Path, case: Case, kills: Sequence[Kill] = ()) -> Start:
-    """Run the pipeline once, and kill what is to be killed."""
+    """Run the pipeline once, with these kills."""
     told = (folder / "kills").read_text()
     done = subprocess.run(
         [
@@ -223,7 +223,7 @@ def start(folder: Path, case: Case, kills: Sequence[Kill] = ()) -> Start:
 
 
 def retry(folder: Path, *, seconds: float | None = None) -> bool:
-    """Retry the dead letters, which pass now; return whether it was not killed."""
+    """Retry the dead letters, which pass now; return False if time ran out first."""
     (folder / "mended").touch()
     etlstage = str(Path(sys.executable).with_name("etlstage"))
     command = [etlstage, "dlq", "retry", "pipeline.yaml"]
@@ -236,7 +236,7 @@ def retry(folder: Path, *, seconds: float | None = None) -> bool:
 
 
 def _place(folder: Path) -> dict[str, Any]:
-    """Return where a process runs: whatever it leaves is found there."""
+    """Return options for subprocesses: all files they leave are inside the folder."""
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder / "tmp")}
     return {
         "cwd": folder,
@@ -249,12 +249,12 @@ def _place(folder: Path) -> dict[str, Any]:
 
 def check(folder: Path, case: Case, *, ended: bool = True) -> None:
     """
-    Assert that all is there once, and nothing else.
+    Assert that every message is there once, and nothing else.
 
     Args:
-        folder: Where it ran.
-        case: What ran.
-        ended: Whether the last start was not killed, when all was on record.
+        folder: The folder that the case ran in.
+        case: The case that ran.
+        ended: Whether the last start ended successfully, rather than being killed.
 
     """
     refused = {n for n in range(case.messages) if n % 100 == 7}
@@ -265,8 +265,8 @@ def check(folder: Path, case: Case, *, ended: bool = True) -> None:
     if case.ends in OFFSETS:
         position = case.messages
     elif case.ends.startswith("streaming"):
-        # The number of its batches. Spark that is killed while it plans one has noted
-        # the file, and gives it to the next together with that one's.
+        # The number of Spark's batches. If Spark is killed while it plans a batch, it
+        # has noted the file already, and puts it into the next batch with that one's.
         position = record.epoch
         assert position <= case.files, record
     assert (record.ended, record.position) == (True, position), record
@@ -280,7 +280,7 @@ def check(folder: Path, case: Case, *, ended: bool = True) -> None:
 
 
 def check_gone(folder: Path) -> None:
-    """Assert that all processes have ended that were started in a folder."""
+    """Assert that all processes that were started in a folder have ended."""
     left: dict[str, bytes] = {}
     for _ in range(60):
         left = {}
@@ -319,7 +319,7 @@ def check_rows(
     assert rows == Counter(wanted), doubled("rows", rows, wanted)
     left = {re.sub(r"\d+\.", "", path.name) for path in (folder / "state").iterdir()}
     kept = {"lock", FOLDER, "record.json"} | {"checkpoint"} & left
-    # Who is killed behind the record leaves to the next run what it would remove.
+    # A run that is killed after the record leaves files for the next run to remove.
     spool = re.compile("(spool|staging)-.*")
     assert {name for name in left if ended or not spool.match(name)} == kept, left
     aside = folder / "aside"
@@ -328,7 +328,7 @@ def check_rows(
 
 
 def rows_of(out: Path, case: Case) -> Iterator[str]:
-    """Yield the rows in the order in which they were loaded; other files are no data."""
+    """Yield the rows in the order in which they were loaded; allow no other files."""
     paths = [path for path in out.iterdir() if path.name != "_SUCCESS"]
     form = _FOLDER if case.ends == "workers" else _FILE
     for path in paths:
@@ -343,7 +343,7 @@ def rows_of(out: Path, case: Case) -> Iterator[str]:
 
 
 def committed(folder: Path) -> Iterator[bytes]:
-    """Yield what readers of the journals see behind the next start."""
+    """Yield what readers of the journals see after the next start."""
     with Journals.open(folder / "out", create=False) as journals:
         for journal, intent in CommitRecord.latest(folder / "state").intents:  # type: ignore[attr-defined]
             journals.append(journal, bytes.fromhex(intent))
@@ -353,7 +353,7 @@ def committed(folder: Path) -> Iterator[bytes]:
 
 
 def check_order(loaded: Sequence[int], case: Case) -> None:
-    """Assert that what was in one file is in order, as far as that is kept."""
+    """Assert that the messages of each input file are in order, if order is kept."""
     if case.order not in ("total", "key") or case.server is not None:
         return
     keys = KEYS if case.order == "key" else 1
@@ -365,12 +365,12 @@ def check_order(loaded: Sequence[int], case: Case) -> None:
 
 
 def number_of(message: str | bytes) -> int:
-    """Return which message it is, or was made of."""
+    """Return the number of the input message that a message was made from."""
     return int(json.loads(message)[1])
 
 
 def doubled(what: str, found: Counter[int], wanted: Collection[int]) -> str:
-    """Show what is there too often, or not at all."""
+    """Return JSON about the numbers that were found too often, or not at all."""
     often = [n for n, count in found.items() if count > 1 or n not in wanted]
     missing = [n for n in wanted if n not in found]
     return json.dumps(

@@ -1,4 +1,4 @@
-"""What a crash of the machine would undo."""
+"""Find out what a crash of the machine would undo."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ("Disk",)
 
 
 class Disk:
-    """What ``fsync`` has made durable: bytes of files, and names in folders."""
+    """Record of what ``fsync`` made durable: bytes of files, and names in folders."""
 
     def __init__(self) -> None:
         self._files: dict[int, tuple[int, int]] = {}
@@ -19,7 +19,7 @@ class Disk:
         self._sync = os.fsync
 
     def fsync(self, fd: int) -> None:
-        """Keep in mind what is there, and do it."""
+        """Record the current state of the file or folder, and sync it."""
         found = os.fstat(fd)
         if stat.S_ISDIR(found.st_mode):
             with os.scandir(f"/proc/self/fd/{fd}") as entries:
@@ -29,10 +29,10 @@ class Disk:
         self._sync(fd)
 
     def lost(self, *roots: Path) -> Iterator[str]:
-        """Yield what a crash would undo now, but locks and who holds them."""
+        """Yield what a crash would undo now, except locks and their holders' files."""
         for root in roots:
             for path in root.rglob("*"):
-                # What takes back an epoch need not outlive that.
+                # Files that serve to take back an open epoch need not outlive a crash.
                 if path.name.endswith(("lock", ".pid")) or "open" in path.parts[-2:]:
                     continue
                 found, parent = path.lstat(), path.parent.stat().st_ino

@@ -1,9 +1,9 @@
 """
-A stage that never does the same twice.
+A stage that never gives the same output twice.
 
-Each message is a list of a key and its number, to which a random one is added; of a
-hundred one is refused, always the same ones, until there is a file ``mended``. With an
-argument it is given batches.
+Each message is a list of a key and a number, to which a random number is added. One
+message of a hundred is refused, always the same ones, until there is a file ``mended``.
+With an argument the stage takes batches.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def answer(message: bytes) -> Iterator[bytes]:
 
 
 def answers(messages: Sequence[bytes]) -> list[bytes]:
-    """Do as :func:`answer` with each of a batch."""
+    """Call :func:`answer` for each message of a batch."""
     return [output for message in messages for output in answer(message)]
 
 

@@ -1,4 +1,4 @@
-"""What is recorded would outlive a crash of the machine, with all that it counts on."""
+"""A recorded epoch, and everything it relies on, outlives a crash of the machine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ REFUSES = hostile_worker(FaultPlan.of(Fault(FaultKind.REFUSE, contains=b"7}")))
 
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
-    """Return what becomes durable in the test."""
+    """Return a record of what becomes durable during the test."""
     made = Disk()
     monkeypatch.setattr(os, "fsync", made.fsync)
     return made
@@ -61,7 +61,7 @@ load:
 async def test_epoch_is_on_the_disk_when_it_is_recorded(
     end: str, delivery: str, tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its messages and dead letters, the record, and the names of all folders."""
+    """So are its messages and dead letters, the record, and the names of folders."""
     monkeypatch.chdir(tmp_path)
     lost, keep = list[list[str]](), Delivery.keep
 
@@ -80,7 +80,7 @@ async def test_epoch_is_on_the_disk_when_it_is_recorded(
 async def test_durable_edge_is_on_the_disk(
     delivery: str, tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its journals, with their folders, and what both halves have recorded."""
+    """This includes its journals, their folders, and the records of both halves."""
     monkeypatch.chdir(tmp_path)
     path = written(tmp_path, ENDS["csv"], delivery, "durable: true")
     again = path.read_text().replace(

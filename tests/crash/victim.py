@@ -1,13 +1,13 @@
 """
-Runs a pipeline that something is killed in: ``python -m tests.crash.victim``.
+Run a pipeline and kill processes of it: ``python -m tests.crash.victim``.
 
-Arguments: the pipeline file; the messages of an epoch; and any number of kills, each as
-``what:when:number``. What is ``process``, ``worker``, ``jvm`` or ``python``, which is
-Spark's worker; when is the step of a commit, and the number how often it comes before;
-or ``at`` and the seconds since there is such a process, or since the start if it is
-this. What is killed is reported in a file ``kills`` in the working
-directory, with a 0 behind it where there was nothing of the kind. The exit code is that
-of the run; one that hangs shows where, and has :data:`HANGS`.
+Arguments: the pipeline file; the number of messages in an epoch; and any number of
+kills, each as ``what:when:number``. ``what`` is ``process``, ``worker``, ``jvm`` or
+``python`` (Spark's worker). ``when`` is a step of the commit, and ``number`` how often
+the step comes before; or ``when`` is ``at``, and ``number`` the seconds since there is
+such a process (``process``: since the start). Each kill is reported in a file ``kills``
+in the working directory, with the number of processes found. The exit code tells
+whether the run was done; a run that hangs prints its stacks, after :data:`HANGS`.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ CHILDREN: Final = {
     "jvm": b"java",
     "python": b"pyspark.daemon",
 }
-PATIENCE: Final = 400  # seconds that a run may take
+PATIENCE: Final = 400  # seconds within which a run must end
 HANGS: Final = "Timeout ("
-"""What is reported by one that takes longer."""
+"""Printed by a run that takes longer."""
 
 
 def kill(name: str) -> None:
-    """Kill the whole process, or a child of it by what it runs."""
+    """Kill this process, or one of its descendants, chosen by the command it runs."""
     found = living(name)
     with Path("kills").open("a") as file:
         file.write(f"{name} {len(found)}\n")
@@ -49,7 +49,7 @@ def kill(name: str) -> None:
 
 
 def kill_at(name: str) -> None:
-    """Kill it so many seconds after there is such a process, or when there is one."""
+    """Kill a process some seconds after one of its kind appears."""
     await_life(name)
     time.sleep(float(name.rpartition(":")[2]))
     await_life(name)
@@ -57,13 +57,13 @@ def kill_at(name: str) -> None:
 
 
 def await_life(name: str) -> None:
-    """Wait until there is what is to be killed."""
+    """Wait until there is a process to kill."""
     while not living(name):
         time.sleep(0.02)
 
 
 def living(name: str) -> list[int]:
-    """Return the processes of which one is to be killed, by id."""
+    """Return the ids of the processes that a kill may choose from."""
     what = name.partition(":")[0]
     if what == "process":
         return [os.getpid()]
@@ -71,7 +71,7 @@ def living(name: str) -> list[int]:
 
 
 def command(pid: int) -> bytes:
-    """Return what a process runs."""
+    """Return a process's command line."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
@@ -79,7 +79,7 @@ def command(pid: int) -> bytes:
 
 
 def descendants(pid: int) -> list[int]:
-    """Return the processes that come of a process, by id."""
+    """Return the ids of all descendants of a process."""
     found = []
     with suppress(OSError):  # it has ended
         for tasks in Path(f"/proc/{pid}/task").iterdir():
@@ -89,12 +89,12 @@ def descendants(pid: int) -> list[int]:
 
 
 def main() -> int:
-    """Run the pipeline; kill what is to be killed."""
+    """Run the pipeline, with the kills of the command line."""
     faulthandler.dump_traceback_later(PATIENCE, exit=True)
     path, epoch, *kills = sys.argv[1:]
     runner = Pipeline.from_yaml(path)
     assert runner._delivery is not None
-    # Of load workers no file has it.
+    # With load workers, the pipeline file cannot set this.
     runner._delivery.bounds = Bounds(messages=int(epoch))
     steps = []
     for name in kills:

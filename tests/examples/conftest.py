@@ -15,7 +15,7 @@ from tests.examples.languages import PACKAGE, Language
 
 @pytest.fixture(scope="module")
 def anyio_backend() -> str:
-    """Run async tests on one event loop: what they test is not the loop."""
+    """Run async tests on asyncio only: they don't test the event loop."""
     return "asyncio"
 
 
@@ -36,10 +36,10 @@ class Start(Protocol):
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     """
-    Start workers that are gone when the test is over.
+    Return a function that starts workers, which are stopped after the test.
 
-    Their environment is what a supervisor gives: a PATH and the markers, and those
-    not either with ``markers=None``.
+    Their environment is what a supervisor gives: a PATH and the markers; with
+    ``markers=None`` only the PATH.
     """
 
     def start(

@@ -101,7 +101,7 @@ def test_eom_of_a_plain_worker_comes_from_the_environment(
 def test_each_request_gets_what_is_new(
     start: Start, language: Language, source: Path, offset: Path
 ) -> None:
-    """A line that is still being written is not one yet."""
+    """A line without its end is not sent yet."""
     worker = start(language, "extract_cycle_worker_offsets", source, offset)
 
     assert worker.answer_to(b"\n", until=b"\0") == b"zero\none\n\nthree\xff\n\0"
@@ -137,7 +137,7 @@ def test_restarted_worker_goes_on_where_it_was(
 def test_reply_that_no_one_confirmed_is_sent_again(
     start: Start, language: Language, source: Path, offset: Path
 ) -> None:
-    """The supervisor may have died with it in its hands: twice rather than never."""
+    """The supervisor may have died before it was handled: twice rather than never."""
     name = "extract_cycle_worker_offsets"
     first = start(language, name, source, offset)
     answer = first.answer_to(b"\n", until=b"\0")

@@ -170,7 +170,7 @@ def test_load_worker_asks_until_its_batch_is_full(
 def test_markers_of_a_batch_loader_come_from_the_environment(
     start: Start, language: Language, target: Path
 ) -> None:
-    """EOM and EOB end what they end and are no part of it."""
+    """EOM and EOB are not part of what they end."""
     worker = start(language, "load_batch", target, markers=ODD)
 
     assert worker.answer_to(b"one<eom>" + ODD.eob, until=ODD.eop) == ODD.eop
@@ -182,7 +182,7 @@ def test_markers_of_a_batch_loader_come_from_the_environment(
 def test_markers_of_a_batch_loader_that_drives_come_from_the_environment(
     start: Start, language: Language, target: Path
 ) -> None:
-    """BNC is the fourth of them."""
+    """BNC is read from there, too."""
     worker = start(language, "load_batch", target, 2, markers=ODD)
 
     assert worker.answer_to(b"one<eom>", until=ODD.bnc) == ODD.bnc

@@ -35,7 +35,7 @@ BESIDE = (
     "start/worker.sh",
     "trio/worker.py",
 )
-"""Transform workers that come with something else."""
+"""Transform workers of other examples."""
 
 MODES = {
     "load": Mode.SINGLE,
@@ -89,7 +89,7 @@ def at(folder: Path, stage: Stage) -> Stage:
 async def converse(supervisor: AsyncSupervisor) -> None:
     """Have a stage do its work."""
     if supervisor.stage.kind is not StageKind.EXTRACT:
-        # That worker knows no others, and dies of them.
+        # The grader accepts no other records, and exits at them.
         grades = "grade" in supervisor.stage.name
         await supervisor.submit(STRIKES if grades else MESSAGES)
         return
@@ -103,7 +103,7 @@ async def converse(supervisor: AsyncSupervisor) -> None:
 async def test_recording_of_an_example_plays_equal(
     stage: Stage, tmp_path: Path
 ) -> None:
-    """Byte for byte, as often as it is played."""
+    """A replay gives the same bytes on each channel."""
     folder = RecordingFolder(tmp_path / "recordings")
     launch = RecordedLaunch(launch_over_pipes, folder)
     async with AsyncSupervisor(

@@ -221,10 +221,10 @@ def test_plain_worker_that_drives_takes_messages_it_did_not_ask_for(
     start: Start,
 ) -> None:
     """
-    Each message that does not fill a batch is answered by BNC, asked or not.
+    Each message that does not fill a batch is answered by BNC, asked for or not.
 
-    So do the stages that the protocol was written for. The SDK is stricter: it calls
-    a supervisor that does not wait for BNC a broken one.
+    The stages that the protocol was written for do so, too. The SDK is stricter: it
+    treats a supervisor that does not wait for BNC as broken.
     """
     worker = start(PYTHONS[0], "transform_batch", 3)
     worker.write(b"a\nb\nc\nd\ne\nf\ng\n")

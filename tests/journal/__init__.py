@@ -1,1 +1,1 @@
-"""Logs in a folder, and in memory."""
+"""Journals in a folder, in memory, and of a broker."""

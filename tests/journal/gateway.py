@@ -1,4 +1,4 @@
-"""A broker's HTTP gateway on loopback, whose answers can be made to fail."""
+"""A broker's HTTP gateway on loopback, whose responses can be made to fail."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ class Gateway(ThreadingHTTPServer):
     Appends and reads as the gateway of Gazette does.
 
     Attributes:
-        data: The bytes of each journal there is.
-        begins: Where those that are kept begin.
-        faults: What happens to the next requests of a method, one each: a status and
-            its text; ``lost`` performs it and drops the connection; ``dropped`` drops
-            it at once; ``late`` keeps it until the end; a number answers so many bytes
-            and cuts the connection; a text is the trailer.
-        requests: What was asked.
+        data: The bytes of each journal.
+        begins: First offset that is kept, by journal, if not 0.
+        faults: Faults of the next requests of a method, one each: a status and its
+            text; ``lost`` performs the request and drops the connection; ``dropped``
+            drops the connection at once; ``late`` holds the request until the end; a
+            number sends that many bytes of the body and cuts the connection; another
+            text is the trailer.
+        requests: Method and path of each request.
 
     """
 
@@ -47,7 +48,7 @@ class Gateway(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}/orders/"
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401
-        """Log nothing of a client that has gone."""
+        """Don't log that a client has disconnected."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -55,7 +56,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: Gateway
 
     def log_message(self, *arguments: object) -> None:
-        """Write nothing."""
+        """Log nothing."""
 
     def _begin(self) -> tuple[str, bytearray, Any]:
         parts = urlsplit(self.path)
@@ -81,7 +82,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def do_PUT(self) -> None:
-        """Append the body."""
+        """Append the body to a journal."""
         body = self.rfile.read(int(self.headers["Content-Length"]))
         _, data, fault = self._begin()
         if isinstance(fault, tuple):
@@ -106,7 +107,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def do_GET(self) -> None:
-        """Send what there is, or wait until there is something."""
+        """Send what a journal has from the offset on; wait for more if asked to."""
         journal, data, fault = self._begin()
         if isinstance(fault, tuple):
             self._refuse(*fault)
@@ -135,7 +136,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Transfer-Encoding", "chunked")
         self.send_header("Trailer", "X-Close-Error")
         self.end_headers()
-        # In chunks which are not frames; one that is cut has the rest not sent.
+        # The chunks don't coincide with frames; a fault may cut one in its middle.
         left = fault if isinstance(fault, int) else len(body)
         for at in range(0, len(body), 50):
             piece = body[at : at + 50]

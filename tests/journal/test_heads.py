@@ -1,4 +1,4 @@
-"""Heads of frames: the same frames that are read, of which little is read."""
+"""Heads of frames describe the same frames that reading yields, with fewer reads."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ BYTES = "application/x-protobuf-fixed"
 
 
 class Counting(MemoryStorage):
-    """Counts the bytes that are read."""
+    """Storage that counts the bytes that are read."""
 
     read_bytes = 0
 
     def read(self, path: str, at: int, size: int) -> bytes:
-        """Return bytes of a file."""
+        """Read bytes of a file, and count them."""
         data = super().read(path, at, size)
         self.read_bytes += len(data)
         return data
 
 
 def opened(content_type: str = RUNS, *, segment: int = 64 << 20) -> Journals:
-    """Return a set of one journal in memory."""
+    """Return a set with one journal in memory."""
     return Journals(
         name="set", storage=Counting(), content_type=content_type, segment=segment
     )
 
 
 def heads(journals: Journals, begin: int = 0, end: int | None = None) -> FrameHeads:
-    """Return the heads of its journal."""
+    """Return the heads of the set's journal."""
     (spec,) = journals.select()
     return FrameHeads(journals.log(spec.name), spec, begin, end)
 
 
 def one(journals: Journals) -> tuple[str, str]:
-    """Map all to the one journal."""
+    """Return the name and content type of the set's journal."""
     return journals.select()[0].name, journals.content_type
 
 
@@ -55,7 +55,7 @@ def one(journals: Journals) -> tuple[str, str]:
 def test_heads_are_those_of_the_frames(
     content_type: str, segment: int, size: int
 ) -> None:
-    """From wherever they are read; of large frames hardly a byte is."""
+    """That holds from any starting point; most bytes of large frames are not read."""
     journals = opened(content_type, segment=segment)
     publisher = Publisher(journals, mapping=lambda _: one(journals))
     for n in range(5):
@@ -83,7 +83,7 @@ def test_heads_are_those_of_the_frames(
 
 
 def test_what_comes_later_is_found() -> None:
-    """Whole groups alone: one that is being written is not there yet."""
+    """Only whole groups count: a group that is being written isn't there yet."""
     journals = opened()
     publisher = Publisher(journals, mapping=lambda _: one(journals))
     messages = heads(journals)
@@ -100,7 +100,7 @@ def test_what_comes_later_is_found() -> None:
 
 
 def test_what_is_no_frame_is_an_error() -> None:
-    """A group that has none, one that has half of one, and a head that is damaged."""
+    """A group without a frame, one with half a frame, and one with a damaged head."""
     journals = opened()
     journal, _ = one(journals)
     journals.append(journal, b"none")
@@ -118,7 +118,7 @@ def test_what_is_no_frame_is_an_error() -> None:
 
 
 def test_data_before_an_offset_are_not_read() -> None:
-    """Who reads from an offset passes over all groups before it by their heads."""
+    """Groups before the offset are skipped by reading only their heads."""
     journals = opened()
     journal, _ = one(journals)
     for _ in range(20):
@@ -132,7 +132,7 @@ def test_data_before_an_offset_are_not_read() -> None:
 
 
 def test_a_head_is_for_sequencing_alone() -> None:
-    """It acknowledges nothing."""
+    """A head can't make an acknowledgement."""
     head = FrameHead(RunMessage().uuid, 0, 0)
     head.set_uuid(RunMessage().uuid)
     with pytest.raises(NotImplementedError):
@@ -140,7 +140,7 @@ def test_a_head_is_for_sequencing_alone() -> None:
 
 
 def test_messages_without_a_head_are_read() -> None:
-    """They look the same."""
+    """Where frames have no separate head, the heads look the same."""
     journals = opened("application/x-ndjson")
     publisher = Publisher(journals, mapping=lambda _: one(journals))
     (spec,) = journals.select()
@@ -160,7 +160,7 @@ def test_messages_without_a_head_are_read() -> None:
 
 
 def test_acknowledgement_is_checked_though_its_head_alone_is_wanted() -> None:
-    """With another clock it would commit something else (issue 24)."""
+    """A damaged clock would commit a different set of messages (issue 24)."""
     journals = opened()
     publisher = Publisher(journals, mapping=lambda _: one(journals))
     publisher.publish_uncommitted(RunMessage([b"one"]))
@@ -179,7 +179,7 @@ def test_acknowledgement_is_checked_though_its_head_alone_is_wanted() -> None:
     assert [str(error) for error in passed] == [str(passed[0])]
     head = found[1].message
     assert isinstance(head, FrameHead)
-    # No range of frames goes across it.
+    # No range of frames spans the damage.
     assert head.before == found[1].begin - HEAD
 
 
@@ -188,7 +188,7 @@ def test_acknowledgement_is_checked_though_its_head_alone_is_wanted() -> None:
 def test_damaged_head_of_a_large_frame_is_an_error(
     content_type: str, place: int
 ) -> None:
-    """By another UUID it would be dropped, or commit what is open (issue 24)."""
+    """A damaged UUID could drop the frame, or commit an open transaction (issue 24)."""
     journals = opened(content_type)
     publisher = Publisher(journals, mapping=lambda _: one(journals))
     data = b"x" * 200_000
@@ -202,7 +202,7 @@ def test_damaged_head_of_a_large_frame_is_an_error(
 
 
 def test_frame_that_is_none_is_passed_over_with_its_group() -> None:
-    """What is behind it there may be no frame (issue 24)."""
+    """What follows it in its group may not be a frame either (issue 24)."""
     journals = opened()
     publisher = Publisher(journals, mapping=lambda _: one(journals))
     publisher.publish_committed(RunMessage([b"one"]))

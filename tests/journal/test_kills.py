@@ -1,4 +1,4 @@
-"""What appends and reads is killed: each message once for each reader."""
+"""Writers and readers are killed, and each reader still gets each message once."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ RUN = "application/x-etlstage-run"
 
 
 def check_writers(path: Path, kills: int) -> None:
-    """Kill two applications at any time, until it was often enough; then read all."""
+    """Kill two applications at any time, often enough; then check all messages."""
     Journals.open(path, partitions=3, segment=100_000).close()
     with served(1, kills, path) as victims:
         running = {name: victims.start(append, str(path), name) for name in "ab"}
         while running:
             name = victims.chance.choice(sorted(running))
-            # Both are to be killed until the end: the last are not waited for long.
+            # Short intervals, as both must be killed until the end.
             if victims.kill(running[name], victims.chance.uniform(0.02, 0.06)):
                 del running[name]
             else:
@@ -40,13 +40,13 @@ def check_writers(path: Path, kills: int) -> None:
 
 
 def check_pipelines(path: Path, kills: int) -> None:
-    """Kill two pipelines that append and two that read what those append."""
+    """Kill two pipelines that append, and two that read what those append."""
     Journals.open(path, partitions=3, segment=100_000, content_type=RUN).close()
     with served(2, kills, path) as victims:
         works = {name: (pipe, str(path), name) for name in "ab"}
         works |= {name: (relay, str(path), name) for name in "xy"}
         running = {name: victims.start(*work) for name, work in works.items()}
-        # Who ends well has done all there is; a reader, if all was appended before.
+        # A writer that ends well is complete; a reader only if it started after that.
         last = {"a", "b"}
         while running:
             name = victims.chance.choice(sorted(running))
@@ -69,7 +69,7 @@ def check_pipelines(path: Path, kills: int) -> None:
 
 
 def check_durable_edges(path: Path, kills: int) -> None:
-    """Kill a runner with two durable edges at any time, until it was often enough."""
+    """Kill a runner with two durable edges at any time; then check all messages."""
     with served(4, kills, path) as victims:
         while True:
             child = victims.start(divide, str(path))
@@ -99,9 +99,10 @@ def check_durable_edges(path: Path, kills: int) -> None:
 
 def test_reader_that_is_killed_gets_at_most_two_messages_again(tmp_path: Path) -> None:
     """
-    With a position stored for each message; none is missing, its name is free.
+    No message is missing, and the killed reader's name is free again.
 
-    The position that is stored when a message is asked for is that of the one before.
+    A position is stored for each message; the one that is stored when a message is
+    requested covers only the messages before it.
     """
     path = tmp_path / "orders"
     Journals.open(path, partitions=2).close()
@@ -130,36 +131,36 @@ def test_reader_that_is_killed_gets_at_most_two_messages_again(tmp_path: Path) -
 
 
 def test_writers_that_are_killed(tmp_path: Path) -> None:
-    """A few times."""
+    """Kill writers a few times; each message is read once."""
     check_writers(tmp_path / "orders", 10)
 
 
 def test_pipelines_that_are_killed(tmp_path: Path) -> None:
-    """A few times."""
+    """Kill pipelines a few times; each reader has each message once."""
     check_pipelines(tmp_path / "orders", 10)
 
 
 def test_runner_with_durable_edges_that_is_killed(tmp_path: Path) -> None:
-    """A few times; each dead letter once (issue 24)."""
+    """Kill it a few times; each message and dead letter is there once (issue 24)."""
     check_durable_edges(tmp_path / "out", 4)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_writers_that_are_killed_many_times(tmp_path: Path) -> None:
-    """At any time."""
+    """Kill writers 200 times; each message is read once."""
     check_writers(tmp_path / "orders", 200)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_pipelines_that_are_killed_many_times(tmp_path: Path) -> None:
-    """At any time."""
+    """Kill pipelines 200 times; each reader has each message once."""
     check_pipelines(tmp_path / "orders", 200)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_runner_with_durable_edges_that_is_killed_many_times(tmp_path: Path) -> None:
-    """At any time."""
+    """Kill it 200 times; each message and dead letter is there once."""
     check_durable_edges(tmp_path / "out", 200)

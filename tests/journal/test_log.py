@@ -26,7 +26,7 @@ from etlstage.sequencing import JournalSpec
 
 @pytest.fixture(params=["folder", "memory"])
 def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Storage]:
-    """Return a place for journals, each kind of it in turn."""
+    """Return a storage for journals, of each kind in turn."""
     place = FolderStorage(tmp_path) if request.param == "folder" else MemoryStorage()
     yield place
     place.close()
@@ -38,12 +38,12 @@ def log(storage: Storage, *, segment: int = 1 << 20) -> JournalLog:
 
 
 def data(journal: JournalLog, offset: int = 0, *, skip: bool = False) -> list[bytes]:
-    """Return what the groups hold."""
+    """Return the data of the groups."""
     return [group.data for group in journal.groups(offset, skip=skip)]
 
 
 def tried(journal: JournalLog) -> tuple[list[bytes], JournalDamaged | None]:
-    """Return what the groups hold up to damage, and that."""
+    """Return the data of the groups before any damage, and the error of the damage."""
     found: list[bytes] = []
     try:
         found.extend(group.data for group in journal.groups(0))
@@ -53,7 +53,7 @@ def tried(journal: JournalLog) -> tuple[list[bytes], JournalDamaged | None]:
 
 
 def test_an_offset_within_damage_is_damaged() -> None:
-    """What begins before the offset and holds it is not passed over as if read."""
+    """A damaged group that starts before the offset and contains it isn't skipped."""
     storage = MemoryStorage()
     journal = log(storage)
     places = [journal.append(0, b"%d" % n * 10)[0] for n in range(3)]
@@ -71,7 +71,7 @@ def test_an_offset_within_damage_is_damaged() -> None:
 
 
 def test_groups_come_back(storage: Storage) -> None:
-    """With their places; an empty journal has none."""
+    """Reading returns the appended groups with their offsets and times."""
     journal = log(storage)
     assert (data(journal), journal.end(), journal.first()) == ([], 0, 0)
     assert journal.append(10, b"one") == (HEAD, HEAD + 3)
@@ -80,7 +80,7 @@ def test_groups_come_back(storage: Storage) -> None:
     groups = list(other.groups(0))
     assert [group.data for group in groups] == [b"one", b"second"]
     assert [(group.begin, group.end) for group in groups] == [(0, 35), (35, 73)]
-    # The time never goes back.
+    # A group's time is never before that of the group before it.
     assert [group.time for group in groups] == [10, 10]
     assert other.end() == journal.appended() == other.appended() == 73
     assert data(other, 34) == [b"one", b"second"]
@@ -89,7 +89,7 @@ def test_groups_come_back(storage: Storage) -> None:
 
 
 def test_segments_are_named_by_their_offset(storage: Storage) -> None:
-    """A new one begins where the last is long enough."""
+    """A new segment begins once the last has reached the segment size."""
     journal = log(storage, segment=80)
     for number in range(5):
         journal.append(number, b"%08d" % number)
@@ -101,7 +101,7 @@ def test_segments_are_named_by_their_offset(storage: Storage) -> None:
 
 
 def test_writers_take_turns(storage: Storage) -> None:
-    """Each sees what the other has appended, also a segment that it has begun."""
+    """Each sees what the other appended, including a new segment."""
     one, two = log(storage, segment=70), log(storage, segment=70)
     for number in range(6):
         (one, two)[number % 2].append(number, b"%d" % number)
@@ -112,7 +112,7 @@ def test_writers_take_turns(storage: Storage) -> None:
 def test_tail_that_was_read_torn_and_is_another_now_is_no_damage(
     storage: Storage,
 ) -> None:
-    """A reader in the middle of a segment may have read it before it was cut (issue 24)."""
+    """A reader may have read the torn tail before it was replaced (issue 24)."""
     writer = log(storage)
     writer.append(0, b"one")
     end = writer.append(0, b"torn" * 10)[1]
@@ -126,7 +126,7 @@ def test_tail_that_was_read_torn_and_is_another_now_is_no_damage(
 
 @pytest.mark.parametrize("left", range(1, HEAD + 6))
 def test_torn_tail_is_cut_by_the_next_writer(storage: Storage, left: int) -> None:
-    """And not by a reader, who does not see it."""
+    """A reader doesn't cut the torn tail; it doesn't see it either."""
     log(storage).append(1, b"whole")
     log(storage).append(1, b"torn..")
     path = "part-000/" + "0" * 20 + ".log"
@@ -138,7 +138,7 @@ def test_torn_tail_is_cut_by_the_next_writer(storage: Storage, left: int) -> Non
 
 
 def test_reader_does_not_mind_what_is_cut_under_it(storage: Storage) -> None:
-    """It stands before the torn group, whatever comes there."""
+    """The reader waits before the torn group, and reads what replaces it."""
     journal = log(storage)
     journal.append(1, b"whole")
     path = "part-000/" + "0" * 20 + ".log"
@@ -150,7 +150,7 @@ def test_reader_does_not_mind_what_is_cut_under_it(storage: Storage) -> None:
 
 
 def test_flipped_bit_is_found_wherever_it_is() -> None:
-    """It is named; what is before it is read, and behind it if that is wanted."""
+    """The error has its offset; groups before are read, those after with ``skip``."""
     for bit in range(8 * (HEAD + 3)):
         storage = MemoryStorage()
         journal = log(storage)
@@ -160,7 +160,7 @@ def test_flipped_bit_is_found_wherever_it_is() -> None:
         found, error = tried(log(storage))
         assert found == [b"one"]
         if error is None:
-            # A length that grew beyond the end looks like a torn tail.
+            # A length that now reaches beyond the end looks like a torn tail.
             continue
         assert (error.journal, error.offset) == ("set/part-000", 35)
         where = "damaged at offset 35, in segment 00000000000000000000.log"
@@ -172,7 +172,7 @@ def test_flipped_bit_is_found_wherever_it_is() -> None:
 
 
 def test_damage_at_the_end_is_not_cut() -> None:
-    """A reader may know that it is there; what follows has a segment."""
+    """A reader may have seen the group; the next append begins a new segment."""
     storage = MemoryStorage()
     log(storage).append(1, b"one")
     file = storage.files["part-000/" + "0" * 20 + ".log"]
@@ -186,7 +186,7 @@ def test_damage_at_the_end_is_not_cut() -> None:
 
 
 def test_segment_that_ends_within_a_group_is_damaged() -> None:
-    """If there is one behind it."""
+    """It is damaged only if another segment follows; otherwise its tail is torn."""
     storage = MemoryStorage()
     journal = log(storage, segment=30)
     journal.append(1, b"one")
@@ -206,7 +206,7 @@ def test_segment_that_ends_within_a_group_is_damaged() -> None:
 def test_journal_cut_anywhere(
     parts: list[bytes], segment: int, draw: st.DataObject
 ) -> None:
-    """What is whole is there, in order; the next append follows."""
+    """Whole groups are still read, in order, and the next append follows them."""
     storage = MemoryStorage()
     journal = log(storage, segment=segment)
     for part in parts:
@@ -227,7 +227,7 @@ def test_journal_cut_anywhere(
     st.data(),
 )
 def test_any_flipped_bit(parts: list[bytes], segment: int, draw: st.DataObject) -> None:
-    """Never is anything read that was not written."""
+    """Nothing is ever read that was not written."""
     storage = MemoryStorage()
     journal = log(storage, segment=segment)
     for part in parts:
@@ -249,7 +249,7 @@ def test_any_flipped_bit(parts: list[bytes], segment: int, draw: st.DataObject) 
 @pytest.mark.parametrize("written", [0, 1, HEAD - 1, HEAD, HEAD + 2])
 @pytest.mark.parametrize("cuts", [True, False])
 def test_full_disk_leaves_nothing(written: int, cuts: bool) -> None:
-    """Whether or not what was begun can be cut at once."""
+    """This holds whether or not the incomplete group can be cut at once."""
     storage = MemoryStorage()
     journal = log(storage)
     journal.append(1, b"one")
@@ -267,7 +267,7 @@ def test_full_disk_leaves_nothing(written: int, cuts: bool) -> None:
 
 
 def test_sync_is_of_the_last_segment(storage: Storage) -> None:
-    """Nothing is to be synced before something was appended."""
+    """Before the first append there is nothing to sync."""
     journal = log(storage)
     journal.sync()
     journal.append(1, b"one")
@@ -281,7 +281,7 @@ def test_sync_is_of_the_last_segment(storage: Storage) -> None:
 
 
 def test_only_the_last_segment_can_lose_bytes() -> None:
-    """One that another follows is synced first: a gap would be damage to readers."""
+    """A segment is synced before the next one begins: readers take a gap for damage."""
     storage = MemoryStorage()
     journal = log(storage, segment=30)
     journal.append(1, b"one")
@@ -292,7 +292,7 @@ def test_only_the_last_segment_can_lose_bytes() -> None:
     journal.append(1, b"two")
     first = "part-000/" + "0" * 20 + ".log"
     assert storage.synced == {first: 35}
-    # So is one behind whose damage a segment is begun.
+    # So is a damaged segment before a new one begins.
     storage = MemoryStorage()
     log(storage).append(1, b"one")
     storage.files[first][-1] ^= 1
@@ -301,7 +301,7 @@ def test_only_the_last_segment_can_lose_bytes() -> None:
 
 
 def test_reader_forces_to_the_disk_what_it_has_read(storage: Storage) -> None:
-    """Whoever appended it; no more than that, and nothing that was dropped."""
+    """It syncs only what it read, whoever appended it, and no dropped segments."""
     journal = log(storage, segment=30)
     for part in (b"one", b"two"):
         journal.append(1, part)
@@ -318,7 +318,7 @@ def test_reader_forces_to_the_disk_what_it_has_read(storage: Storage) -> None:
 
 
 def test_what_was_dropped_is_gone(storage: Storage) -> None:
-    """Both offsets are named; the last segment stays."""
+    """The error has the requested and the first offset; the last segment stays."""
     journal = log(storage, segment=30)
     for part in (b"one", b"two", b"six"):
         journal.append(1, part)
@@ -335,7 +335,7 @@ def test_what_was_dropped_is_gone(storage: Storage) -> None:
 
 
 def test_reader_that_falls_behind_while_it_reads(storage: Storage) -> None:
-    """It is reported, instead of being given what follows."""
+    """The reader gets an error, instead of silently skipping what was dropped."""
     journal = log(storage, segment=70)
     for part in (b"one", b"two", b"six", b"ten", b"end"):
         journal.append(1, part)
@@ -352,7 +352,7 @@ def test_reader_that_falls_behind_while_it_reads(storage: Storage) -> None:
     [(0, 0), (10, 0), (11, 35), (20, 35), (21, 70), (30, 70), (50, 140), (51, 175)],
 )
 def test_offset_of_a_time(storage: Storage, time: int, offset: int) -> None:
-    """The first group that is not before it; behind all of them the end."""
+    """It is that of the first group at or after the time, or the journal's end."""
     journal = log(storage, segment=50)
     for number in range(1, 6):
         journal.append(10 * number, b"%03d" % number)
@@ -361,7 +361,7 @@ def test_offset_of_a_time(storage: Storage, time: int, offset: int) -> None:
 
 
 def test_time_of_what_is_damaged() -> None:
-    """It is not known."""
+    """A damaged group has no known time; later groups are still found by theirs."""
     storage = MemoryStorage()
     journal = log(storage, segment=50)
     assert journal.age_of(0) is None
@@ -373,13 +373,13 @@ def test_time_of_what_is_damaged() -> None:
 
 
 def test_groups_are_bounded(storage: Storage) -> None:
-    """Also in the fields of a head."""
+    """A group's size is limited, so a head's field can always hold it."""
     with pytest.raises(ValueError, match="134217729 bytes to be appended at once"):
         log(storage).append(1, bytes(MAX_GROUP + 1))
 
 
 def test_large_groups_and_many(storage: Storage) -> None:
-    """Across what is read at a time; places in the middle are found by marks."""
+    """Groups may span several reads; later ones are found by marks."""
     journal = log(storage, segment=1 << 30)
     parts = [
         bytes([n]) * size for n, size in enumerate([3 << 20, 10, 1 << 20, 700_000])
@@ -394,13 +394,13 @@ def test_large_groups_and_many(storage: Storage) -> None:
 
 
 class Counting(MemoryStorage):
-    """Counts how often folders and files are looked at."""
+    """Counts listings of folders and reads of files."""
 
     def __init__(self) -> None:
         super().__init__()
         self.looks: Counter[str] = Counter()
         self.read_files: Counter[str] = Counter()
-        """Bytes by path."""
+        """Number of bytes read, by path."""
 
     def names(self, folder: str) -> list[str]:
         """Count, and list."""
@@ -417,7 +417,7 @@ class Counting(MemoryStorage):
 
 @pytest.mark.parametrize("size", [1000, 1 << 20])
 def test_time_is_found_without_reading_what_is_before_it(size: int) -> None:
-    """By halving a segment: groups of any size begin at their own offsets (issue 24)."""
+    """A binary search finds it, whatever the size of the groups (issue 24)."""
     storage = Counting()
     journal = log(storage, segment=1 << 30)
     count = (32 << 20) // size
@@ -431,7 +431,7 @@ def test_time_is_found_without_reading_what_is_before_it(size: int) -> None:
 
 @pytest.mark.parametrize("damaged", range(0, 4000, 450))
 def test_time_is_found_beside_damage(damaged: int) -> None:
-    """What is damaged has none."""
+    """A damaged group is passed over, as it has no time."""
     storage = MemoryStorage()
     journal = log(storage, segment=1 << 30)
     begins = [journal.append(n, bytes(1000))[0] - HEAD for n in range(4000)]
@@ -444,7 +444,7 @@ def test_time_is_found_beside_damage(damaged: int) -> None:
 
 
 def test_reader_at_the_end_of_ten_thousand_segments_reads_the_last() -> None:
-    """A year of them: with a position, and without one (issue 24)."""
+    """That holds for a reader without a stored position and with one (issue 24)."""
     storage = Counting()
     with Journals(storage=storage, segment=1) as journals:
         (spec,) = journals.partitions()
@@ -465,7 +465,7 @@ def test_reader_at_the_end_of_ten_thousand_segments_reads_the_last() -> None:
 
 
 def test_idle_reader_looks_at_one_segment_of_ten_thousand() -> None:
-    """A new one has the name of where the last ends; time is found by halving."""
+    """The next segment's name is known in advance; times are found by binary search."""
     storage = Counting()
     looks = storage.looks
     journal = log(storage, segment=1)
@@ -489,7 +489,7 @@ def test_idle_reader_looks_at_one_segment_of_ten_thousand() -> None:
 
 
 def test_idle_reader_sees_what_is_behind_damage(storage: Storage) -> None:
-    """It begins another segment, where the damaged one ends."""
+    """The next append begins another segment, where the damaged one ends."""
     log(storage).append(1, b"one")
     reader = LogReader(log(storage), JournalSpec("j", ""))
     assert reader.read(0) == b"one"

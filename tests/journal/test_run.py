@@ -34,7 +34,7 @@ def framed(run: list[bytes]) -> bytes:
 @settings(deadline=None)
 @given(st.lists(st.binary(max_size=40), max_size=9))
 def test_runs_come_back(run: list[bytes]) -> None:
-    """Under one UUID; without messages it is an acknowledgement."""
+    """A run has one UUID; a run without messages serves as an acknowledgement."""
     buffer, message = FrameBuffer(), RunMessage()
     unmarshal = framing_by_content_type(RUN).unmarshaller(buffer)
     assert not unmarshal(message)
@@ -48,7 +48,7 @@ def test_runs_come_back(run: list[bytes]) -> None:
 
 @pytest.mark.parametrize("at", [24, 40, 44, 52])
 def test_damaged_run_is_that_frame_alone(at: int) -> None:
-    """The head of its block has a checksum; of its bytes the group has one."""
+    """Damage is found in the frame's head and in its block's; the next run is read."""
     data = bytearray(framed([b"one"]))
     data[at] ^= 1
     buffer, message = FrameBuffer(), RunMessage()
@@ -61,7 +61,7 @@ def test_damaged_run_is_that_frame_alone(at: int) -> None:
 
 
 def test_frames_that_hold_no_run() -> None:
-    """Too short for a UUID, or for a block."""
+    """A frame too short for a UUID or for a block is an error, as is another type."""
     buffer = FrameBuffer()
     buffer.feed(bytes.fromhex("6633933602000000") + b"xx")
     buffer.feed(bytes.fromhex("6633933614000000") + b"x" * 20)
@@ -79,7 +79,7 @@ def test_frames_that_hold_no_run() -> None:
 
 
 def test_open_transaction_is_not_held_in_memory() -> None:
-    """Of runs only a few are; the others are read again."""
+    """Only a few runs are held; the others are read again after the commit."""
     journals = Journals(storage=MemoryStorage(), content_type=RUN)
     writer = Publisher(journals, mapping=lambda _: ("memory/part-000", RUN))
     for _ in range(40):
@@ -94,7 +94,7 @@ def test_open_transaction_is_not_held_in_memory() -> None:
 
 
 def test_runs_are_published_and_read() -> None:
-    """As one message of the set."""
+    """Each run is one message of the set."""
     journals = Journals(storage=MemoryStorage(), content_type=RUN)
     writer = Publisher(journals, mapping=lambda _: ("memory/part-000", RUN))
     for number in range(3):

@@ -1,9 +1,10 @@
 """
-What is killed: a server that has all imported forks each of them off, at once.
+Processes to be killed, which a server with all imports done forks off quickly.
 
-They write, read, or relay, and go on where the last of their name was killed. Whoever
-makes messages makes some in each of its lives, and ends in the first one that finds a
-file: how fast a machine is decides how many there are, and not how many are killed.
+They write, read, or relay, and continue where the last process of their name was
+killed. A process that makes messages makes some in each of its lives, and ends in the
+first life that finds a file: so the speed of the machine decides the number of
+messages, not the number of kills.
 """
 
 from __future__ import annotations
@@ -59,14 +60,14 @@ class Victims:
         self._context.set_forkserver_preload([__name__])
 
     def start(self, work: Callable[..., None], *arguments: object) -> BaseProcess:
-        """Start one."""
+        """Start a process."""
         child = self._context.Process(target=work, args=arguments, daemon=True)
         child.start()
         return child
 
     def kill(self, child: BaseProcess, after: float) -> bool:
-        """Kill one after so many seconds; return whether it had ended well by then."""
-        # The last are waited for.
+        """Kill a process after some seconds; return whether it ended well before."""
+        # After enough kills the processes may run to their end.
         child.join(60 if self._enough.exists() else after)
         child.kill()
         child.join()
@@ -79,7 +80,7 @@ class Victims:
 
 @contextmanager
 def served(seed: int, kills: int, path: Path) -> Iterator[Victims]:
-    """Have a server, which ends with the block; beside that path is what it writes."""
+    """Yield a server of processes, which write files beside path; end it at exit."""
     from multiprocessing import forkserver, resource_tracker
 
     try:
@@ -91,7 +92,7 @@ def served(seed: int, kills: int, path: Path) -> Iterator[Victims]:
 
 
 def count_of(path: Path, name: str) -> int:
-    """Return how many messages there are of one that has ended well."""
+    """Return the number of messages of a process that has ended well."""
     return int(Path(f"{path}-{name}-count").read_text())
 
 
@@ -100,8 +101,8 @@ def _write_count(path: str, name: str, count: int) -> None:
 
 
 def append(path: str, name: str) -> None:
-    """Write in transactions of ten, as an application does that has a state."""
-    # How many messages are committed, and what acknowledges the last of them.
+    """Write in transactions of ten, like an application that stores its state."""
+    # The number of committed messages, and the acknowledgements of the last of them.
     state = Path(f"{path}-{name}")
     done, intents = json.loads(state.read_text()) if state.exists() else (0, [])
     journals = Journals.open(path)
@@ -136,7 +137,7 @@ def append(path: str, name: str) -> None:
 
 
 def follow(path: str, name: str) -> None:
-    """Read, and write down what came, with a position for each message."""
+    """Read, and write each message to a file, storing a position for each message."""
     journals = Journals.open(path)
     with Path(f"{path}-read-{name}").open("a") as out:
         for envelope in journals.read_committed(
@@ -147,7 +148,7 @@ def follow(path: str, name: str) -> None:
 
 
 class _Numbers(Source):
-    """Numbers behind a name, with a position behind each run of them."""
+    """Source of a name with numbers, with a position after each run of them."""
 
     def __init__(self, path: str, name: str, each: int) -> None:
         super().__init__("numbers")
@@ -157,12 +158,12 @@ class _Numbers(Source):
         self._first: int = 0
 
     def resume(self, position: object) -> None:
-        """Begin behind the position with that value."""
+        """Begin with the number at the position."""
         assert isinstance(position, int)
         self._first = position
 
     async def runs(self) -> AsyncGenerator[Run | Position, None]:
-        """Yield those of one life, and let others have their turn."""
+        """Yield the messages of one life, letting other tasks run in between."""
         name = self._word.encode()
         last = self._first + self._each
         for first in range(self._first, last, 50):
@@ -176,26 +177,26 @@ class _Numbers(Source):
 
 
 class _Random(JournalSink):
-    """Appends to each message what never comes again."""
+    """Appends a random number to each message, so no output comes twice."""
 
     async def write(self, run: Run) -> None:
-        """Append it."""
+        """Write the messages, each with its random number."""
         await super().write([b"%s %d" % (m, random.randrange(10**9)) for m in run])  # noqa: S311
 
 
 def pipe(path: str, name: str) -> None:
-    """Run a pipeline that appends, exactly once."""
+    """Run a pipeline that appends numbers to the set, exactly once."""
     _run(f"{path}-{name}", _Numbers(path, name, 1000), JournalSink(Path(path)))
 
 
 def relay(path: str, name: str) -> None:
-    """Run one that reads what is there, and appends to a set of its own."""
+    """Run a pipeline that reads the set, and appends to a set of its own."""
     source = JournalSource(Path(path), reader=name, cut=(200, 1 << 20))
     _run(f"{path}-{name}", source, _Random(Path(f"{path}-out-{name}"), partitions=2))
 
 
 def divide(path: str) -> None:
-    """Run one with two durable edges, and stages whose replies are never the same."""
+    """Run a pipeline with two durable edges, whose stages' replies never repeat."""
     refused = ErrorPolicy(budget=ErrorBudget())
     stages = [
         Stage(
@@ -221,7 +222,7 @@ def divide(path: str) -> None:
 
 
 async def _salt(worker: ScriptedWorker) -> int:
-    """Add to a message what never comes again, or, of one in a hundred, refuse it."""
+    """Add a random number to a message, or refuse it (one message in a hundred)."""
     async for message in worker.messages():
         number = int(message.split()[1])
         if number % 100 == 7 and message.count(b" ") == 1 + number // 100 % 3:
@@ -240,7 +241,7 @@ def _run(state: str, source: Source, sink: Sink) -> None:
 
 
 def _complete(made: Runner) -> NoReturn:
-    """Run it to its end, and exit in the moment in which its load is over."""
+    """Run a pipeline to its end, and exit as soon as its load is settled."""
     report = anyio.run(partial(made.run, settle=False))
     if report.error is not None:
         raise report.error

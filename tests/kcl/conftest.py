@@ -22,19 +22,19 @@ _ROOT = Path(etlstage.__file__).parent.parent
 
 @pytest.fixture
 def current() -> Sample:
-    """Return what starts the sample of the current client."""
+    """Return a function that starts the sample of the current client."""
     return _sample(CURRENT, Version.V2)
 
 
 @pytest.fixture
 def old() -> Sample:
-    """Return what starts the sample of the client for old daemons."""
+    """Return a function that starts the sample of the client for old daemons."""
     return _sample(OLD, Version.V1)
 
 
 @pytest.fixture
 def script(tmp_path: Path) -> Sample:
-    """Return what starts a processor from its source."""
+    """Return a function that starts a processor from its source."""
 
     def start(
         source: str, version: Version = Version.V2, client: str = ""

@@ -1,8 +1,8 @@
 """
 Processors of the published client, as sources of programs.
 
-Each writes what it has processed into a file, a line for a record, before it checkpoints
-it: what is not there was lost.
+Those that process records write a line for each into a file, before any checkpoint of
+it: a record that is not in the file was lost.
 """
 
 from __future__ import annotations

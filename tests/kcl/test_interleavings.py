@@ -1,9 +1,10 @@
 """
-Shards through processors, in any order of what may happen to them.
+Shards with processors, under any interleaving of what may happen to them.
 
 Batches of any size, checkpoints at any place, errors and slow stores, deaths, lost
-leases, requests to shut down, splits, restarts: all real but the processors, which are
-scripts, and time, which is virtual. What happens Hypothesis draws as it is wanted.
+leases, requests to shut down, splits, restarts: everything is real but the processors,
+which are scripts, and time, which is virtual. Hypothesis draws each event when it is
+needed.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ pytestmark = pytest.mark.core
 EXAMPLES: Final = int(os.environ.get("ETLSTAGE_INTERLEAVINGS", "40"))
 """10,000 were run by hand."""
 DEATHS: Final = 4
-"""In all: a record at which processors die again and again is a dead letter."""
+"""In all: a record at which processors die repeatedly would be a dead letter."""
 
 
 class _Death(Exception):
@@ -62,8 +63,8 @@ class Life:
     One process.
 
     Args:
-        world: What it lives in.
-        worker: Its streams.
+        world: The shards, and what happens to them.
+        worker: The streams of the process.
 
     """
 
@@ -149,7 +150,7 @@ class Life:
 
 
 class World:
-    """Shards, what is stored of them, and what has been seen."""
+    """Shards, their stored checkpoints, and what has been delivered."""
 
     def __init__(self, random: Random) -> None:
         self.random = random
@@ -157,12 +158,12 @@ class World:
         self.numbers: dict[str, list[int]] = {}
         self.stored: dict[str, ShardPosition] = {}
         self.delivered: dict[str, int] = {}
-        """Place of the last one."""
+        """Place of the last record that was delivered."""
         self.acknowledged: dict[str, int] = {}
 
     def chance(self, share: float) -> bool:
-        """Return whether something is to happen that happens so often."""
-        # The simplest example is that nothing does.
+        """Return True with the given probability."""
+        # Hypothesis shrinks the number to 0, at which nothing happens.
         return self.random.random() > 1 - share
 
     def place(self, shard: str) -> int:
@@ -171,7 +172,7 @@ class World:
         return sum((n, 0) <= stored for n in self.numbers[shard]) - 1
 
     async def run(self, shard: str, numbers: Sequence[int], depth: int = 0) -> None:
-        """Have a shard processed to its end, and then its children."""
+        """Process a shard to its end, and then its children."""
         splits = depth < 2 and self.chance(0.4)
         cut = self.random.randint(0, len(numbers)) if splits else len(numbers)
         self.numbers[shard] = [*numbers[:cut]]
@@ -186,7 +187,7 @@ class World:
                 tasks.start_soon(self.run, f"{shard}.{child}", rest, depth + 1)
 
     async def _run(self, shard: str) -> None:
-        """Have one supervisor for it, until it ends or is lost."""
+        """Run one supervisor for a shard, until the shard ends or is lost."""
         supervisor = AsyncSupervisor(
             Stage(
                 name="load",
@@ -252,7 +253,7 @@ class World:
 @given(st.randoms(use_true_random=False), st.integers(0, 12))
 @pytest.mark.timeout(0 if EXAMPLES > 100 else 20)
 def test_any_interleaving(random: Random, count: int) -> None:
-    """Nothing is skipped, and what comes again was not checkpointed."""
+    """No record is skipped, and only records without a checkpoint come again."""
 
     async def main() -> Any:  # noqa: ANN401
         world = World(random)

@@ -1,1 +1,1 @@
-"""README and the pages in ``etlstage/docs``: what is fenced is run."""
+"""The fences in README and in the pages of ``etlstage/docs`` are run."""

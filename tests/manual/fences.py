@@ -1,18 +1,18 @@
 """
-What is fenced in README and in the pages of ``etlstage/docs``, and how each is run.
+The fences in README and in the pages of ``etlstage/docs``, and how each is run.
 
-Sybil finds the fences; this is what is done with one, by its language:
+Sybil finds the fences; what is done with one depends on its language:
 
 - ``console``: the commands are typed, and print what is shown; ``...`` stands for lines
   left out. ``pytest --update`` (in one process) writes what they print into the page.
-- ``python``: it is run, and a ``text`` behind it is what it prints.
-- ``yaml``: it is a pipeline, or a part of one that gets the rest, and is loaded; or a
+- ``python``: it is run, and a ``text`` after it is what it prints.
+- ``yaml``: it is a pipeline, or a part of one that is completed, and is loaded; or a
   file of faults.
-- whatever begins with a comment that names a file is written there.
+- any fence that begins with a comment naming a file is written to that file.
 
-A comment in front of a fence is for what can't be run so: ``drawing``, ``dialogue``
-(``tests/protocol/marker/test_document.py``), ``with stderr``, ``ci: NAME``
-(``.ci/run``). There is no other way round: an unknown language fails.
+A comment before a fence is for one that can't be run like this: ``drawing``,
+``dialogue`` (``tests/protocol/marker/test_document.py``), ``with stderr``, ``ci: NAME``
+(``.ci/run``). There is no other exception: an unknown language fails.
 """
 
 from __future__ import annotations
@@ -59,20 +59,20 @@ MARK: Final = "-- step --"
 
 
 class Fence(NamedTuple):
-    """What is fenced, in which section, and the comment in front of it."""
+    """A fenced block, its section, and the comment before it."""
 
     language: str
     text: str
     section: str
-    """The page and the heading; of a tutorial, which is read as a whole, the page."""
+    """The page and the heading; for a tutorial, which is read as a whole, the page."""
 
     comment: str
     file: str
-    """The file that it is, if its first line names one."""
+    """The file that its first line names, if any."""
 
 
 def write(file: str, text: str, folder: Path = Path()) -> None:
-    """Write a file, as a program."""
+    """Write an executable file."""
     path = folder / file
     path.parent.mkdir(exist_ok=True)
     path.write_text(text)
@@ -83,7 +83,7 @@ def write(file: str, text: str, folder: Path = Path()) -> None:
 
 
 def _python(fence: Fence, example: Example) -> None:
-    """Run it; it may wait at its top level."""
+    """Run it; it may await at its top level."""
     if fence.file:
         return  # a command runs it
     flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
@@ -116,7 +116,7 @@ load: {worker: {command: [sh, -c, 'while read -r word; do printf "\\0"; done']}}
 
 
 def _yaml(fence: Fence, _: Example) -> None:
-    """Load it; a part of a file gets the rest, and is ``pipeline.yaml`` then."""
+    """Load it; a part of a file is completed, as ``pipeline.yaml``."""
     yaml = YAML(typ="safe", pure=True)
     data = yaml.load(fence.text)
     path = Path(fence.file or "pipeline.yaml").absolute()
@@ -134,7 +134,7 @@ def _yaml(fence: Fence, _: Example) -> None:
 
 
 def _console(fence: Fence, example: Example) -> str | None:
-    """Type it into one shell, and see what each command prints."""
+    """Type it into one shell, and compare what each command prints."""
     wrong = list[str]()
     steps = STEP.findall(fence.text)
     type_in = example.namespace.get("shell", _shell)
@@ -156,7 +156,7 @@ def _shell(commands: list[str], stderr: bool) -> list[str]:
     ended = subprocess.run(
         ["/bin/sh", "-c", f"exec 2>&1\n{script}" if stderr else script],
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,  # what is on stderr pytest shows of a failure
+        stdout=subprocess.PIPE,  # pytest shows the stderr of a failure
         text=True,
         check=False,
     )
@@ -173,7 +173,7 @@ def _difference(seen: str, shown: str) -> str:
 
 
 def _timeless(text: str) -> list[str]:
-    """Return the lines without what no two runs have in common, nor its room."""
+    """Return the lines without what differs between runs, or the space it takes."""
     for pattern, instead in {
         r" *\(?\b\d+\.\d+(?= ?s\b|$|  std|  event)": " #",
         r"\b[0-9a-f]{8}(?=\.rec\b)": "#",
@@ -187,7 +187,7 @@ def _timeless(text: str) -> list[str]:
 
 
 def _bash(fence: Fence, _: Example) -> None:
-    """Find its name, by which ``.ci/run`` runs it: it needs a network."""
+    """Check that ``.ci/run`` runs it by its name: it needs a network."""
     named = fence.comment.partition("ci: ")[2]
     assert named, "no comment names it"
     assert f"command=$(readme_command {named})\n" in (ROOT / ".ci" / "run").read_text()
@@ -220,7 +220,7 @@ def _evaluate(example: Example) -> str | None:
 
 
 def _parse(document: Document) -> Iterable[Region]:
-    """Find all that is fenced."""
+    """Find all fences."""
     path = Path(document.path)
     page = str(path.relative_to(DOCS)) if DOCS in path.parents else path.name
     for region in RawFencedCodeBlockLexer(re.compile("(?P<language>.*)\n"))(document):
@@ -244,21 +244,21 @@ FENCES: Final = [
     example.parsed for path in PAGES for example in SYBIL.parse(path).examples()
 ]
 SECTIONS: Final[dict[str, list[Fence]]] = {}
-"""What is run in one folder: the fences of each."""
+"""The fences of each section; a section is run in one folder."""
 for _fence in FENCES:
     SECTIONS.setdefault(_fence.section, []).append(_fence)
 
 
 def run(section: str, names: dict[str, Any], path: Path | None = None) -> None:
     """
-    Run a section, with the files of the page's others in place.
+    Run a section, with the files of the page's other sections in place.
 
     Args:
         section: Its page and heading.
-        names: What its programs know; what they define is added, and as ``printed``
-            what the last one has printed. With ``update`` outputs are written into the
-            page; ``shell`` types the commands.
-        path: Where the page is, if it is none of the manual's.
+        names: Names that its programs see. Names that they define are added, and as
+            ``printed`` the output of the last one. With ``update`` outputs are written
+            into the page; ``shell`` types the commands.
+        path: Path of the page, if it is not one of the manual.
 
     """
     page = section.partition("#")[0]

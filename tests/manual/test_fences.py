@@ -1,4 +1,4 @@
-"""Each section of README and of the pages does what it is shown to do, as it stands there."""
+"""Each section of README and of the pages works exactly as it is shown."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ SLOW: Final = {
     "how-to/test-a-worker.md#Two more workers with a bug",
     "how-to/test-suite.md#State properties, with Hypothesis",
 }
-"""Those that start a hundred processes and more."""
+"""Sections that start a hundred processes or more."""
 
 NEEDS: Final = {"c": "cc", "go": "go", "js": "node", "r": "Rscript"}
-"""What runs or compiles a language; where a machine lacks it, its section is skipped."""
+"""Program that runs or compiles a language; without it, a section is skipped."""
 
 # --- what is there before a section ---------------------------------------------------
 
@@ -55,7 +55,7 @@ WITH_STAGE: Final = {
     "how-to/faults.md#Inject faults",
     "how-to/test-suite.md#Test what embeds a supervisor",
 }
-"""Those that use what stands above them, or in their tutorial, without defining it."""
+"""Sections that use names of what is above them, or of their tutorial."""
 
 UPPER: Final = """
 from etlstage import worker
@@ -93,7 +93,7 @@ while read -r word; do
     esac
 done
 """,
-        # No two runs have ids in common; and "when the cause is gone" it is gone.
+        # Ids are made the same in all runs; a retry first removes the cause.
         "bin/etlstage": r"""#!/bin/sh
 [ "$2" != retry ] || sed -i "s/exit 1/printf '\\\\000'/" upper
 PATH=${PATH#*:} etlstage "$@"
@@ -127,7 +127,7 @@ done
         "names.txt": "",
     },
 }
-"""Files that a section has found in its folder, by their names."""
+"""Files that a section expects in its folder, by their names."""
 
 
 @pytest.fixture(autouse=True)
@@ -138,9 +138,9 @@ def _folder(
     request: pytest.FixtureRequest,
 ) -> Iterator[None]:
     """
-    Have a folder with a worker, and the python that runs this first on the PATH.
+    Run in a folder with a worker, with this Python first on the PATH.
 
-    Before it is an ``etlstage`` that is forked; it is started as it is on README alone.
+    Before it is an ``etlstage`` that is forked, except on README, where it is started.
     """
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -184,14 +184,14 @@ def test_section(
 
 
 def test_no_section_is_left_out() -> None:
-    """Each page with a fence has a section, and what is prepared is there (issue 27)."""
+    """Pages with a fence have sections, and preparations are for them (issue 27)."""
     assert AROUND.keys() | FILES.keys() | SLOW | WITH_STAGE <= SECTIONS.keys()
     fenced = [path for path, text in PAGES.items() if "\n```" in text]
     assert len({name.partition("#")[0] for name in SECTIONS}) == len(fenced)
 
 
 def test_no_program_is_left_out() -> None:
-    """One that is written is named by what runs it (issue 27)."""
+    """Each program is named by another fence of its page, which runs it (issue 27)."""
     for section in SECTIONS.keys() - AROUND.keys() - WITH_SPARK:
         page = section.partition("#")[0]
         for fence in SECTIONS[section]:
@@ -243,11 +243,11 @@ def test_update() -> None:
 Names = dict[str, Any]
 Around = Callable[[Names, pytest.MonkeyPatch], Iterator[None]]
 AROUND: Final = dict[str, Callable[..., Any]]()
-"""What prepares a section, and looks at what has come of it."""
+"""Functions that prepare a section, and check its results."""
 
 
 def around(*sections: str) -> Callable[[Around], None]:
-    """Have this prepare the sections, and look at what has come of them."""
+    """Register a function that prepares sections, and checks their results."""
     return lambda function: AROUND.update(
         dict.fromkeys(sections, contextmanager(function))
     )
@@ -258,8 +258,8 @@ def _nothing(_: Names, __: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def _pass(file: str, count: int, *mode: str) -> None:
-    """Run tests in a pytest of their own."""
-    # By its module, so that this is about this tree, whatever is installed.
+    """Run tests in a pytest process of their own."""
+    # Load the plugin by its module, so that it is this tree's, whatever is installed.
     plugin = ("-p", "no:etlstage", "-p", "etlstage.testing.plugin")
     ended = subprocess.run(
         [sys.executable, "-m", "pytest", *plugin, *mode, file],
@@ -275,9 +275,9 @@ AUTO: Final = ("-o", "asyncio_mode=auto", "-p", "no:anyio")
 
 @around("how-to/test-suite.md#Run the program, by fixtures of pytest")
 def _(_: Names, __: pytest.MonkeyPatch) -> Iterator[None]:
-    """It passes as it is copied, or without the mark (issues 12, 26)."""
+    """It passes as it is copied, and without the mark (issues 12, 26)."""
     yield
-    # Without pytest-asyncio, and without a word of configuration.
+    # Without pytest-asyncio, and without any configuration.
     _pass("test_clean.py", 5, "-p", "no:asyncio", "-c", os.devnull)
     text = Path("test_clean.py").read_text()
     unmarked = re.sub("^pytestmark.*", "", text, flags=re.MULTILINE)
@@ -307,7 +307,7 @@ def _(_: Names, __: pytest.MonkeyPatch) -> Iterator[None]:
 
 @around("how-to/write-a-worker.md#The functions of the SDK")
 def _(names: Names, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Each function has such arguments."""
+    """Each function accepts the arguments shown."""
     for fence in SECTIONS["how-to/write-a-worker.md#The functions of the SDK"]:
         for name in re.findall(r"worker\.(\w+)\(", fence.text):
             bind = inspect.signature(getattr(worker, name)).bind
@@ -321,7 +321,7 @@ def _(names: Names, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     "how-to/record-processors.md#Load with a processor",
 )
 def _(_: Names, __: pytest.MonkeyPatch) -> Iterator[None]:
-    """They show all keys with what holds without them (issues 15 and 25)."""
+    """They show all keys with their defaults (issues 15 and 25)."""
     yield
     path = Path("clicks.yaml" if Path("clicks.yaml").exists() else "pipeline.yaml")
     data = YAML(typ="safe", pure=True).load(path)
@@ -337,7 +337,7 @@ def _(_: Names, __: pytest.MonkeyPatch) -> Iterator[None]:
 
 @around("how-to/deploy.md#systemd", "how-to/deploy.md#Kubernetes")
 def _(_: Names, __: pytest.MonkeyPatch) -> Iterator[None]:
-    """They can be read, and run commands that there are (issue 27)."""
+    """They can be parsed, and use commands and options that exist (issue 27)."""
     yield
     service = ConfigParser(interpolation=None)
     service.read("etlstage-strikes.service")

@@ -1,4 +1,4 @@
-"""The manual as a whole: its links lead somewhere, no option lacks."""
+"""The manual as a whole: links, options, generated parts, length and words."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROJECT: Final = {path: path.read_text() for path in (ROOT / ".github").glob("*.
 
 
 def test_links_lead_somewhere() -> None:
-    """Each to a page or a heading that is there, once (issues 11 and 27)."""
+    """Each leads to a page or heading that exists once (issues 11 and 27)."""
     anchors, links = list[tuple[Path, str]](), list[tuple[Path, str]]()
     for path, text in {**PAGES, **PROJECT}.items():
         prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
@@ -27,7 +27,7 @@ def test_links_lead_somewhere() -> None:
             page, _, anchor = link.partition("#")
             target = (path.parent / page).resolve() if page else path
             links.append((target, anchor))
-            # Pages come with the package, and all else does not.
+            # Only these pages come with the package.
             inside = path.is_relative_to(DOCS)
             assert target.is_relative_to(DOCS) or not inside, (path, link)
     assert len(set(anchors)) == len(anchors)
@@ -44,7 +44,7 @@ SHORT: Final = [
 
 @pytest.mark.parametrize("path", SHORT, ids=[path.stem for path in SHORT])
 def test_page_for_newcomers_is_short(path: Path) -> None:
-    """README has 220 lines at most, and no paragraph 400 characters (issue 27)."""
+    """It has 220 lines at most, and 400 characters in a paragraph (issue 27)."""
     prose = re.sub(r"^```.*?^```$", "", PAGES[path], flags=re.MULTILINE | re.DOTALL)
     parts = re.split(r"\n\n|\n(?=[-|#])", prose)
     assert [part for part in parts if len(part) > 400] == []
@@ -57,7 +57,7 @@ def test_contributing_is_short() -> None:
 
 
 def test_every_option_is_documented() -> None:
-    """And no command has one that is not there (issue 11)."""
+    """The manual names no option that does not exist, either (issue 11)."""
     typed_so = {
         name: {o for p in command.params for o in p.opts}
         for name, command in commands().items()
@@ -73,13 +73,13 @@ def test_every_option_is_documented() -> None:
 
 @pytest.mark.parametrize("name", PARTS)
 def test_what_is_generated_is_up_to_date(name: str) -> None:
-    """Otherwise: python -m tests.reference (issue 11)."""
+    """If it is not, run python -m tests.reference (issue 11)."""
     (written,) = part(name).findall(PAGES[DOCS / f"{name}.md"])
     assert written.splitlines() == PARTS[name]().splitlines()
 
 
 def test_index_lists_every_page() -> None:
-    """With its heading as the text of the link (issue 27)."""
+    """Each link has the page's heading as its text (issue 27)."""
     links = {
         (DOCS / link).resolve(): text
         for text, link in re.findall(r"\[(.+)\]\((.+)\)", PAGES[DOCS / "index.md"])
@@ -102,7 +102,7 @@ PRIVATE: Final = (
 
 
 def test_words_are_those_of_the_field() -> None:
-    """On all pages, as far as they are ours, and in what is generated (issue 27)."""
+    """This includes the parts that are generated (issue 27)."""
     for path, text in {**PAGES, **PROJECT}.items():
         prose = text.replace("user: nobody", "")  # its name on Unix
         found = re.findall(
@@ -129,8 +129,8 @@ def test_texts_of_the_code_have_words_of_the_field() -> None:
 
 
 def test_names_are_of_words_of_the_field() -> None:
-    """Of the package, as far as they are ours (issue 27)."""
-    names = PRIVATE.replace("|owes", "")  # what a session is owed is a term of ours
+    """This is about names of the package (issue 27)."""
+    names = PRIVATE.replace("|owes", "")  # what a session is owed is our own term
     found = [
         f"{path}:{number}: {line}"
         for path in (ROOT / "etlstage").rglob("*.py")

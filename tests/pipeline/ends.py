@@ -1,4 +1,4 @@
-"""A source and a sink in memory, which follow the script."""
+"""A scripted source and a gated sink, both in memory."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ("GatedSink", "ScriptedSource", "Wait", "refuse_at", "unreadable")
 
 
 class Wait:
-    """A place in a script where it waits for the test, and the test for it."""
+    """A place where a script waits for the test, and the test for the script."""
 
     def __init__(self) -> None:
         self.reached = anyio.Event()
         self.released = anyio.Event()
 
     async def here(self) -> None:
-        """Show that this place was reached, and wait until the test goes on."""
+        """Report that this place was reached, and wait until the test continues."""
         self.reached.set()
         await self.released.wait()
 
@@ -32,10 +32,10 @@ Script: TypeAlias = Iterable[Run | Position | Wait | Exception]
 
 class ScriptedSource(MemorySource):
     """
-    Plays a script: runs, positions, places to wait, and an error to end with.
+    Plays a script of runs, positions, places to wait, and an error to end with.
 
     Args:
-        script: What to do.
+        script: The steps.
         alike: What :meth:`drain` returns: whether it may be cancelled right away.
 
     """
@@ -64,23 +64,23 @@ class ScriptedSource(MemorySource):
                         return
 
     def drain(self) -> bool:
-        """End at the next position."""
+        """End after the next position."""
         self.drained = True
         return not self._alike
 
     async def acknowledge(self, position: Position) -> None:
-        """Note the position."""
+        """Record the position."""
         await super().acknowledge(position)
         self.stored.set()
 
     async def aclose(self) -> None:
-        """Note that it was closed."""
+        """Count the call."""
         self.closed += 1
 
 
 class GatedSink(MemorySink):
     """
-    Keeps what is written, when its test wants it to.
+    Stores what is written to it, when the test allows it.
 
     Args:
         durable: As for :class:`MemorySink`.
@@ -124,7 +124,7 @@ class GatedSink(MemorySink):
 
 
 def refuse_at(count: int) -> Callable[[int], None]:
-    """Let a sink fail when it holds ``count`` messages or more."""
+    """Return a hook that fails a sink which holds ``count`` messages or more."""
 
     def before(held: int) -> None:
         if held >= count:
@@ -134,5 +134,5 @@ def refuse_at(count: int) -> Callable[[int], None]:
 
 
 def unreadable() -> SourceFailed:
-    """Return an error of a source."""
+    """Return the error of an unreadable source."""
     return SourceFailed("stage source: unreadable", stage="source")

@@ -24,7 +24,7 @@ async def captured(path: Path, *runs: Run) -> Capture:
 
 
 async def test_messages_come_back_in_order(tmp_path: Path) -> None:
-    """Byte for byte, as often as they are asked for."""
+    """Byte for byte, however often they are read."""
     messages = [b"one", b"", b"\0\n\xff", b"x" * 100_000]
 
     capture = await captured(tmp_path / "c", messages[:1], messages[1:])
@@ -35,7 +35,7 @@ async def test_messages_come_back_in_order(tmp_path: Path) -> None:
 
 
 async def test_column_is_captured_as_a_list_is(tmp_path: Path) -> None:
-    """Between DataFrames messages are Arrow."""
+    """Between DataFrames, messages are Arrow columns."""
     messages = [b"one", b"", b"two"]
     column = Column(pa.array([b"-", *messages], pa.large_binary())[1:])
 
@@ -43,7 +43,7 @@ async def test_column_is_captured_as_a_list_is(tmp_path: Path) -> None:
 
 
 async def test_capture_accounts_for_what_it_took(tmp_path: Path) -> None:
-    """It is a sink like others; nothing is refused."""
+    """It keeps an account as any sink does; nothing is refused."""
     capture = await captured(tmp_path / "c", [b"one", b"two"], [b"three"])
 
     assert capture.account == Account("load", StageKind.LOAD, received=3, done=3)
@@ -51,14 +51,14 @@ async def test_capture_accounts_for_what_it_took(tmp_path: Path) -> None:
 
 
 async def test_capture_of_nothing_is_empty(tmp_path: Path) -> None:
-    """The file is there all the same."""
+    """The file exists all the same."""
     capture = await captured(tmp_path / "c")
 
     assert (list(capture), len(capture)) == ([], 0)
 
 
 async def test_capture_replaces_what_is_there(tmp_path: Path) -> None:
-    """A file of another run is none of ours."""
+    """A file of another run is not appended to."""
     await captured(tmp_path / "c", [b"old"])
 
     assert list(await captured(tmp_path / "c", [b"new"])) == [b"new"]
@@ -67,7 +67,7 @@ async def test_capture_replaces_what_is_there(tmp_path: Path) -> None:
 async def test_reader_finds_whole_runs_while_the_writer_goes_on(
     tmp_path: Path,
 ) -> None:
-    """What was taken is in the file."""
+    """Every run that was written is in the file at once."""
     capture = Capture(tmp_path / "c")
     async with capture:
         await capture.write([b"one"])
@@ -77,7 +77,7 @@ async def test_reader_finds_whole_runs_while_the_writer_goes_on(
 
 
 async def test_place_that_can_not_be_written(tmp_path: Path) -> None:
-    """It is found out on entering."""
+    """The error comes on entering."""
     with pytest.raises(SinkFailed) as caught:
         await captured(tmp_path / "no" / "c")
     assert str(caught.value) == (
@@ -86,7 +86,7 @@ async def test_place_that_can_not_be_written(tmp_path: Path) -> None:
 
 
 async def test_full_disk_fails_the_sink() -> None:
-    """What was not written is not loaded."""
+    """Messages that were not written don't count as loaded."""
     capture = Capture(Path("/dev/full"))
     with pytest.raises(SinkFailed, match="in /dev/full: no space left on device"):
         async with capture:

@@ -24,7 +24,7 @@ MESSAGES = st.lists(st.binary(max_size=2), max_size=30)
 
 
 def difference(first: list[bytes], second: list[bytes], *, ordered: bool) -> str | None:
-    """Return what is reported of two outputs."""
+    """Return the reported difference of two outputs."""
     return message_difference(NAMES, first, second, ordered=ordered)
 
 
@@ -32,13 +32,13 @@ def difference(first: list[bytes], second: list[bytes], *, ordered: bool) -> str
 
 
 def test_equal_outputs_have_no_difference() -> None:
-    """Nor have two without messages."""
+    """Neither have two empty ones."""
     assert difference([b"one", b"two"], [b"one", b"two"], ordered=True) is None
     assert difference([], [], ordered=True) is None
 
 
 def test_first_message_that_differs_is_reported() -> None:
-    """By its place, counted from 1."""
+    """Its place is counted from 1."""
     assert difference([b"one", b"two", b"3"], [b"one", b"2", b"4"], ordered=True) == (
         "message 2 differs: local has 'two', spark has '2'"
     )
@@ -54,21 +54,21 @@ def test_first_message_that_differs_is_reported() -> None:
 def test_output_that_ends_early_lacks_a_message(
     first: list[bytes], second: list[bytes], has: str, lacks: str
 ) -> None:
-    """The first that it does not have."""
+    """The first missing message is reported."""
     assert difference(first, second, ordered=True) == (
         f"{lacks} lacks a message that {has} has (place 2): '2'"
     )
 
 
 def test_empty_message_is_one() -> None:
-    """It is not taken for the end."""
+    """It is not taken for the end of the output."""
     assert difference([b""], [], ordered=True) == (
         "spark lacks a message that local has (place 1): ''"
     )
 
 
 def test_order_counts_where_it_is_promised() -> None:
-    """And nowhere else."""
+    """Elsewhere it is no difference."""
     assert difference([b"1", b"2"], [b"2", b"1"], ordered=True) == (
         "the messages are the same, their order is not: message 1 differs: local has"
         " '1', spark has '2'"
@@ -80,7 +80,7 @@ def test_order_counts_where_it_is_promised() -> None:
 def test_ordered_outputs_agree_when_they_are_equal(
     first: list[bytes], second: list[bytes]
 ) -> None:
-    """Any two."""
+    """For any two outputs."""
     assert (difference(first, second, ordered=True) is None) == (first == second)
 
 
@@ -98,7 +98,7 @@ def test_missing_message_is_reported_with_its_place() -> None:
 
 
 def test_repeated_message_counts_each_time() -> None:
-    """The occurrence that is too many has the place."""
+    """The place is that of the surplus occurrence."""
     assert difference([b"1", b"2", b"1"], [b"1", b"2"], ordered=False) == (
         "spark lacks a message that local has (place 3): '1'"
     )
@@ -108,7 +108,7 @@ def test_repeated_message_counts_each_time() -> None:
 def test_excesses_are_what_counters_find(
     first: list[bytes], second: list[bytes], size: int
 ) -> None:
-    """In any number of buckets; with one, each is the first such message."""
+    """With any number of buckets; with a single one, each is the first such message."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(comparison, "BUCKET", size)
         found = excesses(first, second)
@@ -128,7 +128,7 @@ def test_excesses_are_what_counters_find(
 def test_shuffled_messages_are_the_same_multiset(
     messages: list[bytes], dice: object
 ) -> None:
-    """No order changes the sum."""
+    """The order never matters."""
     other = sorted(messages, key=lambda _: dice.random())  # type: ignore[attr-defined]
     assert difference(messages, other, ordered=False) is None
 
@@ -158,14 +158,14 @@ def ledger(**counts: int) -> Ledger:
     ],
 )
 def test_each_count_of_a_ledger_is_compared(name: str, word: str) -> None:
-    """And named by the word of the report."""
+    """It is named as in the report."""
     assert ledger_difference(NAMES, ledger(**{name: 1000}), ledger(**{name: 7})) == (
         f"stage clean: local has 1,000 {word}, spark has 7"
     )
 
 
 def test_ledgers_with_the_same_counts_do_not_differ() -> None:
-    """Time is none of them, and how often workers were restarted."""
+    """Times and the number of restarts are not compared."""
     one, other = ledger(done=1), ledger(done=1, restarts=2, failures=1)
     one[1].seconds = 3.0
     assert ledger_difference(NAMES, one, other) is None
@@ -175,7 +175,7 @@ def test_ledgers_with_the_same_counts_do_not_differ() -> None:
 
 
 async def put(state: Path, *letters: tuple[str, bytes]) -> Path:
-    """Put messages of stages aside; return where."""
+    """Dead-letter messages of stages; return the state directory."""
     made = DeadLetters(state, pipeline="p")
     for place, (stage, message) in enumerate(letters):
         letter = made.letter(
@@ -192,7 +192,7 @@ async def put(state: Path, *letters: tuple[str, bytes]) -> Path:
 
 
 async def test_letters_are_compared_by_stage_and_message(tmp_path: Path) -> None:
-    """When, and in what run, they were dead-lettered is no difference."""
+    """The time and run of dead-lettering are no difference."""
     first = await put(tmp_path / "1", ("a", b"1"), ("b", b"2"), ("a", b"3"))
     second = await put(tmp_path / "2", ("b", b"2"), ("a", b"3"), ("a", b"1"))
     third = await put(tmp_path / "3", ("b", b"2"), ("b", b"3"), ("a", b"1"))
@@ -204,7 +204,7 @@ async def test_letters_are_compared_by_stage_and_message(tmp_path: Path) -> None
 
 
 async def test_run_without_letters_lacks_those_of_the_other(tmp_path: Path) -> None:
-    """Its folder need not be there."""
+    """Its folder need not exist."""
     second = await put(tmp_path / "2", ("a b", b"\0"))
 
     assert letter_difference(NAMES, tmp_path / "1", tmp_path / "1") is None
@@ -230,12 +230,12 @@ async def test_run_without_letters_lacks_those_of_the_other(tmp_path: Path) -> N
     ],
 )
 def test_message_is_escaped_and_cut(message: bytes, text: str) -> None:
-    """Nothing of it reaches a terminal as it is."""
+    """No control characters reach a terminal."""
     assert shown(message) == text
 
 
 def test_long_messages_are_shown_where_they_part() -> None:
-    """Eighty characters that are alike would show nothing."""
+    """Eighty equal characters would show nothing."""
     head = b"x" * 1000
     assert difference([head + b"1" + head], [head + b"2"], ordered=True) == (
         f"message 1 differs: local has ...'{'x' * 20}1{'x' * 59}'...,"
@@ -244,7 +244,7 @@ def test_long_messages_are_shown_where_they_part() -> None:
 
 
 def test_message_that_begins_like_the_other_parts_at_its_end() -> None:
-    """There is no byte that differs."""
+    """Where one message is a prefix of the other, no byte differs."""
     assert difference([b"one"], [b"one two"], ordered=True) == (
         "message 1 differs: local has 'one', spark has 'one two'"
     )

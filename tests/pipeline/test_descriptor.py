@@ -1,4 +1,4 @@
-"""Ends that are file descriptors."""
+"""Sources and sinks that are file descriptors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SEPARATORS = st.sampled_from([b"\n", b"\0", b"\r\n", b"aab"])
 def test_reads_may_be_cut_anywhere(
     messages: list[bytes], separator: bytes, cuts: list[int], last: bytes
 ) -> None:
-    """The messages are those of the whole, and none is held back."""
+    """The messages are those of the whole input, and none is held back."""
     data = b"".join(m + separator for m in messages) + last
     whole = data.split(separator)
     rest = whole.pop()
@@ -47,7 +47,7 @@ def test_reads_may_be_cut_anywhere(
 
 @pytest.fixture
 def pipe() -> Iterator[tuple[BinaryIO, BinaryIO]]:
-    """Make a pipe: its two ends."""
+    """Give a pipe's two ends."""
     ends = os.pipe()
     with os.fdopen(ends[0], "rb", 0) as out, os.fdopen(ends[1], "wb", 0) as into:
         yield out, into
@@ -68,7 +68,7 @@ async def _runs(items: AsyncIterator[object]) -> AsyncIterator[list[bytes]]:
 async def test_messages_come_as_they_are_written(
     pipe: tuple[BinaryIO, BinaryIO],
 ) -> None:
-    """Who follows a log waits for no more than a line; the last needs no end."""
+    """A line is passed on once it is complete; the last one needs no separator."""
     out, into = pipe
     source = DescriptorSource(out.fileno(), max_message=100)
     async with aclosing(source.runs()) as runs:
@@ -83,7 +83,7 @@ async def test_messages_come_as_they_are_written(
 
 
 async def test_file_is_read(tmp_path: Path) -> None:
-    """A file is always ready, and can't be waited for."""
+    """A file is always ready, so the event loop can't wait for it."""
     path = tmp_path / "in.txt"
     path.write_bytes(b"a\0b\0")
     with path.open("rb") as file:
@@ -92,7 +92,7 @@ async def test_file_is_read(tmp_path: Path) -> None:
 
 
 async def test_reading_can_be_cancelled(pipe: tuple[BinaryIO, BinaryIO]) -> None:
-    """A run that drains waits for no one to write."""
+    """A draining run does not wait for input."""
     source = DescriptorSource(pipe[0].fileno(), max_message=100)
     with anyio.move_on_after(0) as scope:
         await read(source)
@@ -102,7 +102,7 @@ async def test_reading_can_be_cancelled(pipe: tuple[BinaryIO, BinaryIO]) -> None
 async def test_message_without_end_is_refused_in_time(
     pipe: tuple[BinaryIO, BinaryIO],
 ) -> None:
-    """Not when memory is full."""
+    """At the size limit, before memory is full."""
     out, into = pipe
     into.write(b"a\n" + b"x" * 11)
     source = DescriptorSource(out.fileno(), max_message=10)
@@ -111,7 +111,7 @@ async def test_message_without_end_is_refused_in_time(
 
 
 async def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
-    """A folder, for one."""
+    """A folder, for example."""
     descriptor = os.open(tmp_path, os.O_RDONLY)
     try:
         with pytest.raises(SourceFailed, match="stdin can't be read: is a directory"):
@@ -121,7 +121,7 @@ async def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 
 async def test_messages_are_written_in_whole(pipe: tuple[BinaryIO, BinaryIO]) -> None:
-    """More than the pipe has room for, too."""
+    """Even if they don't fit into the pipe at once."""
     out, into = pipe
     sink = DescriptorSink(into.fileno())
     big = [b"x" * 100_000] * 3
@@ -139,7 +139,7 @@ async def test_messages_are_written_in_whole(pipe: tuple[BinaryIO, BinaryIO]) ->
 async def test_message_with_a_separator_is_not_written_as_two(
     pipe: tuple[BinaryIO, BinaryIO],
 ) -> None:
-    """Workers may have other markers; who reads has none."""
+    """A worker's marker may differ, but the reader only has the separator."""
     sink = DescriptorSink(pipe[1].fileno())
     await sink.write([b"a"])
     with pytest.raises(SinkFailed, match=r"message 3 has the separator b'\\n' in it"):
@@ -148,7 +148,7 @@ async def test_message_with_a_separator_is_not_written_as_two(
 
 
 async def test_terminal_is_not_controlled_by_messages() -> None:
-    """Their text is escaped, and a line end in one is none."""
+    """Control characters are removed or escaped, as are line ends in a message."""
     ours, theirs = os.openpty()
     try:
         await DescriptorSink(theirs).write([b"a\x1b[2Jb", b"c\nd\xff"])
@@ -161,7 +161,7 @@ async def test_terminal_is_not_controlled_by_messages() -> None:
 async def test_reader_that_is_gone_ends_the_run(
     pipe: tuple[BinaryIO, BinaryIO],
 ) -> None:
-    """As with any filter; in words."""
+    """As with any filter in a shell, but with an error text."""
     out, into = pipe
     sink = DescriptorSink(into.fileno())
     await sink.write([b"a"])
@@ -171,7 +171,7 @@ async def test_reader_that_is_gone_ends_the_run(
 
 
 async def test_full_disk_is_named() -> None:
-    """The system's words for it."""
+    """With the system's error text."""
     full = os.open("/dev/full", os.O_WRONLY)
     try:
         with pytest.raises(SinkFailed, match="out can't be written: no space left"):

@@ -1,4 +1,4 @@
-"""A doubt about what was loaded ends the run when it is found, not at its end."""
+"""Doubtful replies end the run when they are found, not at its end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COUNT = 300
 
 
 class Ticking(MemorySource):
-    """Yields a message twice a second; then it waits for more, or ends."""
+    """Yields a message every half second; then it waits for more, or ends."""
 
     def __init__(self, count: int, *, ends: bool) -> None:
         super().__init__([])
@@ -34,7 +34,7 @@ class Ticking(MemorySource):
         self._ends = ends
 
     async def runs(self) -> AsyncGenerator[Run | Position, None]:
-        """Yield them."""
+        """Yield the messages."""
         for number in range(self._count):
             await anyio.sleep(0.5)
             yield [b"%d" % number]
@@ -43,7 +43,7 @@ class Ticking(MemorySource):
 
 
 def straying(at: bytes, *, answer: bool) -> ScriptedLaunch:
-    """Return workers that write a reply too many, a moment behind that message."""
+    """Return workers that write a surplus reply a moment after the message ``at``."""
 
     async def script(worker: ScriptedWorker) -> int:
         async for message in worker.messages():
@@ -57,7 +57,7 @@ def straying(at: bytes, *, answer: bool) -> ScriptedLaunch:
 
 
 def made(kind: StageKind, at: bytes, source: MemorySource) -> Pipeline:
-    """Return a pipeline of which a worker strays, behind the message ``at``."""
+    """Return a pipeline with a worker that strays after the message ``at``."""
     stage = Stage(name=kind.value, kind=kind, worker=("no-such-program",))
     launch = straying(at, answer=kind is StageKind.TRANSFORM)
     if kind is StageKind.LOAD:
@@ -68,7 +68,7 @@ def made(kind: StageKind, at: bytes, source: MemorySource) -> Pipeline:
 
 
 async def ended(pipeline: Pipeline) -> tuple[Report, float]:
-    """Return the report of a run, and how long it took."""
+    """Return the report of a run, and its duration in seconds."""
     began = anyio.current_time()
     with capture_logs(), anyio.fail_after(COUNT):
         report = await pipeline.run()
@@ -77,7 +77,7 @@ async def ended(pipeline: Pipeline) -> tuple[Report, float]:
 
 @pytest.mark.parametrize("kind", [StageKind.TRANSFORM, StageKind.LOAD])
 async def test_nothing_more_is_loaded(kind: StageKind) -> None:
-    """However much there is to come (issue 22)."""
+    """However many messages are still to come (issue 22)."""
     report, _ = await ended(made(kind, b"20", Ticking(COUNT, ends=True)))
 
     assert isinstance(report.error, RepliesDoubtful)
@@ -87,7 +87,7 @@ async def test_nothing_more_is_loaded(kind: StageKind) -> None:
 
 @pytest.mark.parametrize("kind", [StageKind.TRANSFORM, StageKind.LOAD])
 async def test_run_that_waits_for_more_ends(kind: StageKind) -> None:
-    """No one has to stop it to learn of that (issue 22)."""
+    """A waiting run need not be stopped to report the doubt (issue 22)."""
     report, seconds = await ended(made(kind, b"20", Ticking(21, ends=False)))
 
     assert isinstance(report.error, RepliesDoubtful)
@@ -95,7 +95,7 @@ async def test_run_that_waits_for_more_ends(kind: StageKind) -> None:
 
 
 async def test_load_worker_that_fails_while_it_is_replaced() -> None:
-    """What it has answered is in doubt then, not at the end of the run (issue 22)."""
+    """Its replies are in doubt at once, not at the end of the run (issue 22)."""
 
     async def fails(worker: ScriptedWorker) -> int:
         async for _ in worker.messages():

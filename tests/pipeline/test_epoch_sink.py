@@ -52,19 +52,19 @@ ABORT = """\
 
 @pytest.fixture(scope="module")
 def anyio_backend() -> str:
-    """Run async tests on one event loop: what they test is not the loop."""
+    """Run async tests on one event loop; the loop makes no difference here."""
     return "asyncio"
 
 
 class Resumable(ScriptedSource):
-    """Has a position behind each two of six messages."""
+    """Six messages with a position after every two."""
 
     def __init__(self) -> None:
         super().__init__([])
         self._from = 0
 
     def resume(self, position: object) -> None:
-        """Begin behind a position."""
+        """Begin after a position."""
         assert isinstance(position, int)
         self._from = position
         self._play()
@@ -123,13 +123,13 @@ async def run(folder: Path, end: EpochSink, *, crash: str | None = None) -> Repo
 
 
 def loaded(folder: Path) -> list[str]:
-    """Return what is in each epoch, final or aside."""
+    """Return the content of each epoch, final or temporary."""
     return [path.read_text() for path in sorted(folder.glob("*.*-*"))]
 
 
 @pytest.mark.parametrize("crash", ["begin", "written", "aside", "recorded"])
 async def test_each_message_is_final_once(tmp_path: Path, crash: str) -> None:
-    """Wherever a commit breaks off: what is not on record is undone (issue 14)."""
+    """Wherever a commit is interrupted, unrecorded epochs are undone (issue 14)."""
     assert (await run(tmp_path, sink(tmp_path), crash=crash)).status == "failed"
     report = await run(tmp_path, sink(tmp_path))
     assert (report.status, report.error) == ("done", None)
@@ -138,7 +138,7 @@ async def test_each_message_is_final_once(tmp_path: Path, crash: str) -> None:
 
 
 async def test_programs_need_not_report_that_they_are_ready(tmp_path: Path) -> None:
-    """As their workers have to (issue 24)."""
+    """Unlike the workers that load (issue 24)."""
     end = sink(tmp_path, load=f'echo > "$ETLSTAGE_STATUS"\n{LOAD}', restarts=1)
     program = replace(end._stage.program, ready=True)
     end._stage = replace(end._stage, worker=program, timeout=Timeouts(start=3))
@@ -148,7 +148,7 @@ async def test_programs_need_not_report_that_they_are_ready(tmp_path: Path) -> N
 
 
 async def test_worker_that_does_not_end_well(tmp_path: Path) -> None:
-    """It may have kept half of it apart: nothing is committed (issue 14)."""
+    """It may have stored only half of the epoch: nothing is committed (issue 14)."""
     report = await run(tmp_path, sink(tmp_path, load=f"{LOAD}\n    exit 3\n"))
     assert isinstance(report.error, StageFailed)
     assert "exited with status 3 at the end of its input" in str(report.error)
@@ -171,7 +171,7 @@ DIES = """\
 async def test_worker_that_is_lost_with_a_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_memory: int
 ) -> None:
-    """It has kept the message apart by then: the epoch has it once (issue 24)."""
+    """It has stored the message already, but the epoch has it once (issue 24)."""
     monkeypatch.setattr(epoch_sink, "_IN_MEMORY", in_memory)
     report = await run(
         tmp_path, sink(tmp_path, load=DIES.replace("TEST", "mkdir once"))
@@ -183,7 +183,7 @@ async def test_worker_that_is_lost_with_a_message(
 
 
 async def test_worker_that_a_message_kills(tmp_path: Path) -> None:
-    """The message is dead-lettered, and is not in its epoch (issue 24)."""
+    """The message is dead-lettered, and the epoch does not contain it (issue 24)."""
     letters = DeadLetters(tmp_path / "letters", pipeline="p")
     end = sink(tmp_path, load=DIES.replace("TEST", "true"), letters=letters)
     report = await run(tmp_path, end)
@@ -196,7 +196,7 @@ async def test_worker_that_a_message_kills(tmp_path: Path) -> None:
 
 
 async def test_batch_that_is_rejected_behind_a_part_of_it(tmp_path: Path) -> None:
-    """As by a function that raises for one message: what it kept is once there."""
+    """Such as by a function that raises halfway: what it stored is there once."""
     load = """\
         import os
         from etlstage import worker
@@ -222,7 +222,7 @@ async def test_batch_that_is_rejected_behind_a_part_of_it(tmp_path: Path) -> Non
 
 
 async def test_what_comes_behind_a_lost_worker(tmp_path: Path) -> None:
-    """It waits for the next attempt; but not what comes while the run drains."""
+    """Later messages wait for the next attempt, except those of a draining run."""
     end = sink(tmp_path, load=DIES.replace("TEST", "mkdir once"))
     end.begin(Epochs("l", 0, once=True, check=lambda: None))
     async with end:
@@ -243,13 +243,13 @@ async def test_what_comes_behind_a_lost_worker(tmp_path: Path) -> None:
 def test_messages_of_an_epoch_are_kept_with_their_places(
     sizes: list[int], rounds: list[list[int]]
 ) -> None:
-    """Any number of times, without those that are dead-lettered by then."""
+    """They can be iterated repeatedly, without those dead-lettered in between."""
     kept, alive, place = epoch_sink._EpochMessages("load"), dict[int, bytes](), 0
     for size in sizes:
         run = [b"%d" % n for n in range(place, place + size)]
         kept.add(place, AnnotatedRun(run, key=[*range(size)]))
         alive |= dict(enumerate(run, place))
-        place += size + 1  # a message that another part of the load had
+        place += size + 1  # a message that went to another part of the load
     for dead in ([], *rounds):
         for one in dead:
             kept.drop(range(one, one + 1))
@@ -260,7 +260,7 @@ def test_messages_of_an_epoch_are_kept_with_their_places(
 
 
 def test_slices_of_an_array_are_kept_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run of a large Arrow array takes no more room than it has bytes, or so."""
+    """A slice of a large Arrow array takes about as many bytes as it has itself."""
     sizes: list[int] = []
     dump = pickle.dumps
     monkeypatch.setattr(
@@ -275,7 +275,7 @@ def test_slices_of_an_array_are_kept_alone(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 async def test_worker_that_is_lost_in_each_attempt(tmp_path: Path) -> None:
-    """The run fails, and says what it is about; nothing of the epoch is final."""
+    """The run fails with the cause, and nothing of the epoch is final."""
     load = DIES.replace("TEST", 'mkdir "once.$ETLSTAGE_ATTEMPT"')
     report = await run(tmp_path, sink(tmp_path, load=load, restarts=2))
     assert isinstance(report.error, SinkFailed)
@@ -290,7 +290,7 @@ async def test_worker_that_is_lost_in_each_attempt(tmp_path: Path) -> None:
 async def test_messages_for_which_there_is_no_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An epoch is not begun that could not be loaded again."""
+    """An epoch that could not be loaded again is not begun."""
 
     def dump(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -302,7 +302,7 @@ async def test_messages_for_which_there_is_no_room(
 
 
 async def test_epoch_of_which_an_upload_was_killed(tmp_path: Path) -> None:
-    """It may have been part of what its worker had answered (issue 22)."""
+    """The upload may have been part of what its worker acknowledged (issue 22)."""
     load = LOAD.replace("printf", "sleep 3600 & printf")
     report = await run(tmp_path, sink(tmp_path, load=load, stop=0.2))
     assert isinstance(report.error, WorkerLost)
@@ -329,7 +329,7 @@ async def test_commit_that_fails(tmp_path: Path) -> None:
 async def test_commit_that_does_not_end_well(
     tmp_path: Path, end: str, why: str
 ) -> None:
-    """Its answer alone proves nothing: the epoch is not recorded (issue 14)."""
+    """Its reply alone proves nothing: the epoch is not recorded (issue 14)."""
     commit = f"{COMMIT.strip()}{end}"
     report = await run(tmp_path, sink(tmp_path, commit=commit))
     assert isinstance(report.error, SinkFailed)
@@ -338,7 +338,7 @@ async def test_commit_that_does_not_end_well(
 
 
 async def test_retry_that_was_not_recorded(tmp_path: Path) -> None:
-    """Its epoch has the same name the next time, and is undone first (issue 14)."""
+    """The next retry's epoch has the same name, and undoes it first (issue 14)."""
     for number in (3, 3, 4):
         retry = Retry([letter(1), letter(2)], number)
         end = sink(tmp_path)
@@ -350,7 +350,7 @@ async def test_retry_that_was_not_recorded(tmp_path: Path) -> None:
 
 
 async def test_sink_that_was_taken_over(tmp_path: Path) -> None:
-    """It neither undoes nor commits what is another's by now (issue 14)."""
+    """It neither undoes nor commits what now belongs to another run (issue 14)."""
     holder = Delivery(tmp_path / "state", exactly_once=True)
     with holder:
         holder.begin("r", stages=["extract", "load"], letters={})
@@ -371,7 +371,7 @@ async def test_sink_that_was_taken_over(tmp_path: Path) -> None:
 
 
 async def test_programs_know_who_starts_them(tmp_path: Path) -> None:
-    """Each start has a higher number than all before (issue 14)."""
+    """Each start has a higher fence than all before (issue 14)."""
     commit = "read told; echo \"$told $ETLSTAGE_FENCE\" >> said; printf '\\0'"
     for number in (1, 2):
         end = sink(tmp_path, commit=f"cd {tmp_path}; {commit}")

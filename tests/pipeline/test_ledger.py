@@ -13,7 +13,7 @@ from etlstage.pipeline.ledger import Account, JoinedLedger, Ledger
 
 
 def ledger() -> Ledger:
-    """Return the balanced ledger of a run: ten messages, one too many words."""
+    """Return a balanced ledger: ten messages, of which a stage makes eleven."""
     made = Ledger.of_pipeline("read", ["split"], Account("write", StageKind.LOAD))
     made[0].produced = 10
     made[1].received = made[1].done = 10
@@ -30,14 +30,14 @@ def imbalance(wrong: Ledger, *, whole: bool = True) -> str:
 
 
 def test_balanced_ledger_passes() -> None:
-    """Each stage gave each message an outcome, and nothing is left in between."""
+    """Each message has an outcome in each stage, and none is left in between."""
     ledger().check()
 
     assert ledger().undelivered == 0
 
 
 def test_accounts_are_in_the_order_of_the_stages() -> None:
-    """By index, by iteration, and counted."""
+    """Whether indexed, iterated or counted."""
     made = ledger()
 
     assert [a.stage for a in made] == ["read", "split", "write"]
@@ -46,7 +46,7 @@ def test_accounts_are_in_the_order_of_the_stages() -> None:
 
 
 def test_accounts_are_those_that_are_handed_in() -> None:
-    """Who counts and who reports look at the same numbers."""
+    """Counting and reporting use the same object."""
     load = Account("write", StageKind.LOAD)
     made = Ledger.of_pipeline("read", ["a", "b"], load)
 
@@ -60,7 +60,7 @@ def test_accounts_are_those_that_are_handed_in() -> None:
 
 
 def test_message_without_an_outcome_is_an_imbalance() -> None:
-    """The text has the stage and its numbers."""
+    """The error has the stage and its numbers."""
     wrong = ledger()
     wrong[1].done -= 3
     wrong[1].failed = 1
@@ -71,7 +71,7 @@ def test_message_without_an_outcome_is_an_imbalance() -> None:
 
 
 def test_message_with_two_outcomes_is_an_imbalance() -> None:
-    """More outcomes than messages."""
+    """There are more outcomes than messages."""
     wrong = ledger()
     wrong[2].unprocessed = 1
 
@@ -82,7 +82,7 @@ def test_message_with_two_outcomes_is_an_imbalance() -> None:
 
 
 def test_message_that_did_not_arrive_is_an_imbalance() -> None:
-    """When the run ended by itself; else it was under way."""
+    """If the run ended by itself; otherwise the message was on its way."""
     wrong = ledger()
     wrong[2].received = wrong[2].done = 9
 
@@ -101,7 +101,7 @@ def test_message_out_of_nowhere_is_an_imbalance(*, whole: bool) -> None:
 
 
 def test_all_that_is_wrong_is_reported_at_once() -> None:
-    """Accounts first, then what is between them."""
+    """Accounts come first, then the gaps between them."""
     wrong = ledger()
     wrong[1].received = 12
     wrong[2].done = 0
@@ -114,7 +114,7 @@ def test_all_that_is_wrong_is_reported_at_once() -> None:
 
 
 def test_settled_messages_are_lost() -> None:
-    """Their workers are gone."""
+    """Pending messages become unprocessed, as their workers are gone."""
     made = ledger()
     made[1].done -= 4
     made[1].failed = 1
@@ -153,19 +153,19 @@ def test_check_agrees_with_counting(rows: list[tuple[int, ...]]) -> None:
 
 
 def test_accounts_are_added_up() -> None:
-    """As those of tasks are."""
+    """The counts of tasks are added to an account."""
     account = Account("a", StageKind.TRANSFORM, received=3, done=2, dead=1, produced=9)
     account.add([1, 0, 0, 0, 1, 0, 2, 3, 4, 5, 0, 6, 0, 0, 0])
     assert account.counts == [4, 2, 1, 0, 1, 9, 2, 3, 4, 5, 0, 6, 0, 0, 0]
     account.add_mismatches({"json": 1, "where": 2})
     assert account.mismatches == {"json": 7, "where": 2}
     assert account.mismatched == 9
-    account.add([1])  # of a version that counted less
+    account.add([1])  # from a version with fewer counts
     assert account.received == 5
 
 
 def test_faults_are_added_up() -> None:
-    """Of all supervisors that a stage had (issue 11)."""
+    """Those of all supervisors that a stage had (issue 11)."""
     account, fault = (
         Account("a", StageKind.TRANSFORM),
         WorkerFailure("now", "a-1", "died"),
@@ -176,7 +176,7 @@ def test_faults_are_added_up() -> None:
 
 
 def test_ledger_moves_when_a_message_was_dealt_with() -> None:
-    """One that was taken in, and has no outcome, was not; what is extracted was."""
+    """A received message without an outcome doesn't move it; an extracted one does."""
     made = Ledger.of_pipeline("read", ["split"], Account("write", StageKind.LOAD))
     made[1].received = 1
     assert not made.moving
@@ -186,7 +186,7 @@ def test_ledger_moves_when_a_message_was_dealt_with() -> None:
 
 
 def test_what_a_run_has_left_was_not_processed() -> None:
-    """Rates are of messages with an outcome of their own."""
+    """Unprocessed messages count as moved, but not as processed."""
     accounts = ledger()
     accounts[1].unprocessed = 4
     processed = [account.processed for account in accounts]
@@ -195,12 +195,12 @@ def test_what_a_run_has_left_was_not_processed() -> None:
 
 
 def test_what_a_load_stage_made_is_what_it_loaded() -> None:
-    """Of all others it is what came out."""
+    """For all other stages it is what they produced."""
     assert [account.made for account in ledger()] == [10, 11, 11]
 
 
 def test_pipelines_that_are_one_have_the_stages_of_both() -> None:
-    """What waits in the journals between them is no gap."""
+    """Messages waiting in the journals between them are no gap."""
     behind = Ledger.of_pipeline("journals", ["rate"], Account("file", StageKind.LOAD))
     behind[0].produced, behind[1].received = 4, 3
     behind[1].done = behind[1].produced = behind[2].received = behind[2].done = 3

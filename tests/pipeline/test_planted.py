@@ -1,4 +1,4 @@
-"""Pipelines with a worker that writes too much or too little, see ``planted.py``."""
+"""Pipelines whose worker writes too much or too little, see ``planted.py``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 async def run(seed: int, folder: Path) -> str:
-    """Run what the seed draws; return how it ended, or raise an AssertionError."""
+    """Run the plan of a seed; return how it ended, or raise an AssertionError."""
     planned = plan(seed)
     letters = DeadLetters(folder, pipeline="p")
     sink = MemorySink()
@@ -43,6 +43,6 @@ async def run(seed: int, folder: Path) -> str:
 
 @pytest.mark.parametrize("first", range(0, 40, 10))
 def test_no_row_is_wrong_in_silence(first: int, tmp_path: Path) -> None:
-    """In all modes, at all windows, with one worker and with three (issue 10)."""
+    """In all modes, with all windows, with one worker and with three (issue 10)."""
     for seed in range(first, first + 10):
         anyio.run(run, seed, tmp_path / str(seed))

@@ -50,7 +50,7 @@ def report() -> Report:
 
 
 def test_text_is_the_closing_table(report: Report) -> None:
-    """What the command line prints, and the error, without secrets (issue 22)."""
+    """It is what the command line prints, and the error, without secrets (issue 22)."""
     assert str(report) == (
         f"{TABLE}"
         "accounted for: 5 loaded, 4 dead-lettered, 1 unprocessed\n"
@@ -63,7 +63,7 @@ def test_text_is_the_closing_table(report: Report) -> None:
 
 
 def test_many_dead_letters_are_grouped(report: Report) -> None:
-    """A list of thousands shows nothing (issue 26)."""
+    """A list of thousands would be useless (issue 26)."""
     many = replace(report, dead_letters=KeptLetters(21, "/x", "etlstage dlq ls x"))
     assert "dead letters: etlstage dlq ls x --group\n" in str(many)
     few = replace(report, dead_letters=KeptLetters(20, "/x", "etlstage dlq ls x"))
@@ -71,7 +71,7 @@ def test_many_dead_letters_are_grouped(report: Report) -> None:
 
 
 def test_notebook_shows_a_table(report: Report) -> None:
-    """With what is wrong in red; nothing of it is markup of others (issue 22)."""
+    """With failures in red; messages and errors are escaped (issue 22)."""
     html = report._repr_html_()
     assert html.count("<tr>") == 4
     red = '<td style="text-align:right;color:#c00;font-weight:bold">'
@@ -81,7 +81,7 @@ def test_notebook_shows_a_table(report: Report) -> None:
 
 
 def test_no_column_for_what_did_not_happen(report: Report) -> None:
-    """Messages are seldom skipped; then there is a column, and an alarm."""
+    """The skipped column is only there if messages were skipped."""
     assert "skipped" not in str(report)
     report.ledger[1].skipped = 2
     first, _, clean, *_ = str(report).splitlines()
@@ -91,7 +91,7 @@ def test_no_column_for_what_did_not_happen(report: Report) -> None:
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_pipeline_shows_how_far_it_is() -> None:
-    """Before, while and after: a cell of a notebook ends with its name (issue 22)."""
+    """Before and after a run: a notebook cell may end with its name (issue 22)."""
     source, sink = ScriptedSource([[b"a", b"b"]]), GatedSink()
     pipeline = Pipeline(name="p", source=source, sink=sink)
     line = f"{source.name} -> {sink.account.stage}"
@@ -107,7 +107,7 @@ async def test_pipeline_shows_how_far_it_is() -> None:
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_report_has_when_each_stage_moved() -> None:
-    """From its first message to its last; null: it had none (issue 26)."""
+    """The times of its first and last message; null if it had none (issue 26)."""
     source, sink = MemorySource([[b"a", b"b"]]), MemorySink()
     report = await Pipeline(name="p", source=source, sink=sink).run()
     for stage in report.to_dict()["stages"]:

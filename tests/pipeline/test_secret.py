@@ -42,25 +42,25 @@ SECRETS = Secrets(
     ],
 )
 def test_text_is_concealed_wherever_it_stands(text: str, shown: str) -> None:
-    """The longest first; what is too short is no secret."""
+    """The longest secret first; texts that are too short are not secrets."""
     assert SECRETS.conceal(text) == shown
 
 
 def test_path_is_concealed_as_it_is_shown() -> None:
-    """Without what means nothing in it (issue 10)."""
+    """Paths are normalized, so their secrets must be, too (issue 10)."""
     secrets = Secrets({"secret//place/": "${PLACE}"})
     assert secrets.conceal("/data/secret/place") == "/data/${PLACE}"
 
 
 def test_text_is_concealed_however_it_is_quoted() -> None:
-    """For a shell, for Python, in JSON (issue 10)."""
+    """For a shell, in Python or in JSON (issue 10)."""
     text = 'it\'s "me"\\'
     for quoted in (shlex.quote(text), repr(text), json.dumps(text)):
         assert "me" not in SECRETS.conceal(quoted).lower().replace("${me}", "")
 
 
 def test_values_in_anything_are_concealed() -> None:
-    """Names are left as they are, and so are numbers."""
+    """Keys and numbers are left as they are."""
     event = {
         "hunter2": ["hunter2", 7, None],
         "error": ValueError("hunter2"),
@@ -74,14 +74,14 @@ def test_values_in_anything_are_concealed() -> None:
 
 
 def test_nothing_is_hidden_by_default() -> None:
-    """And nothing copied; no secret is in its repr."""
+    """And nothing is copied; the repr has no secrets."""
     event = {"a": ["hunter2"]}
     assert Secrets().concealed(event) is event
     assert "hunter2" not in repr(SECRETS)
 
 
 def test_report_as_json_has_no_secrets() -> None:
-    """Neither of what failed, nor of where the output is (issue 10)."""
+    """Neither in the error nor in the place of the output (issue 10)."""
     report = Report(
         name="p",
         status="failed",

@@ -1,8 +1,8 @@
 """
-Two ends of one marker session, back to back, and ways to look at what they send.
+Both ends of a marker session, connected directly, and ways to check what they send.
 
-Events are named tuples: two of different classes with the same fields are equal.
-So nothing here compares events; what is compared names its class.
+Events are named tuples: two of different classes with the same fields are equal. So
+comparisons here are made on tuples that include the class name.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ Typed: TypeAlias = tuple[object, ...]
 
 
 def without_dump(text: str) -> str:
-    """Return an error's text without the bytes it shows: more of them may be there."""
+    """Return an error's text without the bytes it shows, whose number may vary."""
     return text.partition(", found ")[0].removesuffix(")")
 
 
 def typed(events: Iterable[Word]) -> list[Typed]:
     """
-    Return what passed with its class names, neighbouring runs merged, errors as text.
+    Return events with class names, adjacent runs merged, errors as text.
 
-    Among replies the reason stands where one was refused.
+    A refused exchange has its reason among the replies.
     """
     out: list[Typed] = []
     for event in events:
@@ -77,12 +77,12 @@ def typed(events: Iterable[Word]) -> list[Typed]:
 
 
 def heard(protocol: MarkerProtocol) -> list[Typed]:
-    """Return what a side has received."""
+    """Return the events that a side has received."""
     return typed(words_of(protocol))
 
 
 def receive(protocol: MarkerProtocol, *chunks: bytes) -> list[Typed]:
-    """Hand over chunks, ``SEND_EOF`` among them; return what they meant."""
+    """Receive chunks, which may include ``SEND_EOF``; return their events."""
     dead = protocol.state is MarkerState.ERROR
     begin(protocol)
     deliver(chunks, protocol)
@@ -92,12 +92,12 @@ def receive(protocol: MarkerProtocol, *chunks: bytes) -> list[Typed]:
         and protocol.side is S
         and protocol.state is not MarkerState.ERROR
     ):
-        words.append(Eof(protocol.tail))  # whose exit it waits for
+        words.append(Eof(protocol.tail))  # it waits for the worker's exit
     return typed([] if dead else words)
 
 
 class ConnectionPair(ProtocolPair):
-    """Joins both sides of one session of the stage protocol, and looks at its state."""
+    """Connects both sides of a ``marker`` session, and checks their states."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class ConnectionPair(ProtocolPair):
         return end
 
     def send(self, side: Side, *words: Word, cuts: Collection[int] = ()) -> bytes:
-        """Have a side send that, as :meth:`ProtocolPair.send` does with events."""
+        """Have a side send words, as :meth:`ProtocolPair.send` does with events."""
         wire = b""
         for word in words:
             here = self.end(side)
@@ -130,12 +130,12 @@ class ConnectionPair(ProtocolPair):
         return wire
 
     def refusal(self, side: Side, word: Word) -> str:
-        """Return why a side may not send that; check that it sends nothing."""
+        """Return why a side may not send a word; check that it sends nothing."""
         return super().refusal(side, event_of(self.end(side), word))
 
     @property
     def status(self) -> tuple[MarkerState, int]:
-        """Where both sides stand, and how many EOP are owed."""
+        """The state, which both sides must share, and how many EOP are owed."""
         here, there = self.supervisor, self.worker
         assert isinstance(here, MarkerProtocol)
         assert isinstance(there, MarkerProtocol)

@@ -1,4 +1,4 @@
-"""What the property tests of the marker dialect draw from."""
+"""Strategies for the property tests of the marker dialect."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ Test = TypeVar("Test", bound=Callable[..., Any])
 
 _, _, WORDS, REPEATED, _, PR399, _ = MARKER_SETS
 
-# Two cores are shared by everything that runs: no deadline, few examples.
+# Everything that runs shares two cores: no deadline, few examples.
 moderate: Final = settings(deadline=None, max_examples=150)
 thorough: Final = settings(deadline=None, max_examples=2000)
 
 
 def unmeasured(test: Test) -> Test:
-    """Let a test draw many examples, which take twice as long when coverage is on."""
+    """Have a test draw many examples, and exclude it from the slower coverage run."""
     marked: Test = pytest.mark.no_cover(thorough(test))
     return marked
 
 
 @cache
 def reasons(markers: Markers) -> st.SearchStrategy[str]:
-    """Draw why something is refused."""
+    """Draw a reason for a refusal."""
     err = markers.err or b""
     letters = fragments(markers).filter(
         lambda part: part not in (b"\x80", b"\x85", b"\xff")
@@ -55,7 +55,7 @@ def reasons(markers: Markers) -> st.SearchStrategy[str]:
 
 @cache
 def garbage(markers: Markers) -> st.SearchStrategy[bytes]:
-    """Draw what a peer that loses its way now and then might write."""
+    """Draw bytes of a peer that breaks the protocol now and then."""
     eom, eop, eob, bnc, err = markers
     err = err or b"\x15"
     replies = [eop, b"x" + eom + eop, b"x" + eom + b"yy" + eom + eop]

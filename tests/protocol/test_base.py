@@ -18,7 +18,7 @@ from etlstage.settings.definition import Section
 
 
 def test_limits_are_in_mebibytes() -> None:
-    """The YAML has ``64MiB`` and ``256MiB``; these are the numbers behind it."""
+    """YAML shows ``64MiB`` and ``256MiB``; these are the numbers for them."""
     assert Limits() == (67_108_864, 268_435_456)
 
 
@@ -28,7 +28,7 @@ def test_end_is_the_write_of_nothing() -> None:
 
 
 def test_marker_has_a_session_on_both_sides() -> None:
-    """The type checker compares every method; here it gets something to compare."""
+    """The type checker compares every method; this gives it a value to check."""
     for side in Side:
         session: DialectSession = MarkerProtocol(side, Mode.SINGLE)
         assert session.events_received() == []
@@ -37,7 +37,7 @@ def test_marker_has_a_session_on_both_sides() -> None:
 
 
 class Silent(Dialect):
-    """A dialect that defines no more than it must."""
+    """A dialect that defines no more than required."""
 
     name = "silent"
 
@@ -47,7 +47,7 @@ class Silent(Dialect):
         return Shape.MESSAGE
 
     def open(self, side: Side, limits: Limits, **_opened_for: object) -> DialectSession:
-        """Return what the marker protocol has."""
+        """Return a session of the marker dialect."""
         return MarkerProtocol(side, Mode.SINGLE, limits=limits)
 
     def silence(self, received: int, *, ready: bool = True) -> str:
@@ -60,7 +60,7 @@ class Silent(Dialect):
 
     @classmethod
     def section(cls, kind: StageKind) -> Section:
-        """Return what reads no settings: there are none."""
+        """Return a section without settings."""
         return Section({}, lambda given: cls())
 
     @classmethod
@@ -70,7 +70,7 @@ class Silent(Dialect):
 
 
 def test_dialect_may_leave_the_rest_unsaid() -> None:
-    """A worker is given nothing, any stage fits, and there is no farewell."""
+    """A worker gets no variables, any stage fits, and there is no connection."""
     dialect = Silent()
     assert dialect.variables() == {}
     assert dialect.problem(StageKind.EXTRACT) is None
@@ -92,7 +92,7 @@ def test_dialect_may_leave_the_rest_unsaid() -> None:
 def test_exit_is_a_failure_unless_it_was_asked_for(
     status: int, stopped: bool, held: int, unproven: int, failed: bool
 ) -> None:
-    """Of one that was, where only its exit shows whether it has loaded all."""
+    """After a stop a failing status counts only if there are unproven loads."""
     dialect = Silent()
     assert not dialect.announces
     assert (
@@ -101,9 +101,9 @@ def test_exit_is_a_failure_unless_it_was_asked_for(
 
 
 def test_dialect_has_few_members() -> None:
-    """Each is answered by more than one dialect, or asked by more than one caller.
+    """Each member has several implementations, or several callers.
 
-    What only sockets need is its ``connection``, and what only tests need its kit
+    What only sockets need is in its ``connection``, and what only tests need in its kit
     (issue 22).
     """
     members = {**vars(Dialect), **Dialect.__annotations__}
@@ -112,7 +112,7 @@ def test_dialect_has_few_members() -> None:
 
 
 def test_marker_needs_no_timer() -> None:
-    """The page knows no time: deadlines are the supervisor's."""
+    """The protocol page has no notion of time: deadlines are the supervisor's."""
     for side in Side:
         protocol = MarkerProtocol(side, Mode.SINGLE)
         assert protocol.get_timer() is None

@@ -8,7 +8,7 @@ from tests.protocol.strategies import moderate
 
 
 def test_search_remembers_how_far_it_came() -> None:
-    """A message in a thousand pieces is looked at once and not a thousand times."""
+    """A message in a thousand pieces is searched once, not a thousand times."""
     starts: list[int] = []
 
     class Spy(bytearray):
@@ -42,7 +42,7 @@ steps = st.lists(
 def test_buffer_is_a_string_with_an_offset(
     steps: list[tuple[str, bytes]], marker: bytes
 ) -> None:
-    """Whatever is done to it, it answers as plain bytes would."""
+    """After any operations it answers as plain bytes would."""
     buffer, model, offset = ReceiveBuffer(), b"", 0
     for step, data in steps:
         count = min(len(data), len(model))
@@ -74,14 +74,14 @@ def test_buffer_is_a_string_with_an_offset(
         last = model.rfind(marker)
         assert buffer.end_of_last(marker) == (last + len(marker) if last >= 0 else 0)
         assert buffer.startswith(marker) == model.startswith(marker)
-        # Where a marker overlaps itself, a cut may have one counted twice.
+        # A marker that overlaps itself may be counted twice at a cut.
         count = buffer.count(marker)
         assert count >= model.count(marker)
         assert len(set(marker)) < len(marker) or count == model.count(marker)
 
 
 def test_bytes_pass_by_an_empty_buffer_and_are_counted() -> None:
-    """What is held would come first; then they have to be fed."""
+    """Data held in the buffer would come first; then bytes have to be fed."""
     buffer = ReceiveBuffer()
     assert buffer.pass_by(3)
     assert (buffer.offset, len(buffer)) == (3, 0)

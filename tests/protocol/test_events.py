@@ -8,7 +8,7 @@ import pytest
 
 @pytest.mark.process
 def test_worker_start_loads_nothing_heavy() -> None:
-    """A worker imports the dialect at every start; each of these costs milliseconds."""
+    """A worker imports the dialect at every start; each module costs milliseconds."""
     code = (
         "import sys; before = set(sys.modules); import etlstage.protocol.marker;"
         "print({'dataclasses', 'inspect', 'asyncio', 'logging', 'anyio', 'pydantic'}"

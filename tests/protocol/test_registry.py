@@ -18,12 +18,12 @@ from etlstage.protocol.registry import (
 
 @pytest.mark.parametrize("name", DIALECTS)
 def test_dialects_are_found_by_name(name: str) -> None:
-    """Each knows its own."""
+    """Each name belongs to the class found by it."""
     assert dialect_class(name).name == name
 
 
 def test_marker_is_the_default() -> None:
-    """With the markers that the stages written for it use."""
+    """With the markers used by the stages that were written for it."""
     assert default_dialect() == MarkerDialect()
 
 
@@ -35,14 +35,14 @@ def test_marker_is_the_default() -> None:
     ],
 )
 def test_unknown_dialect_is_refused(name: str, text: str) -> None:
-    """With the one that is near, or all there are."""
+    """The error names the closest dialect, or all of them."""
     with pytest.raises(ConfigError) as caught:
         dialect_class(name)
     assert str(caught.value) == text
 
 
 def test_documents_of_another_system_are_translated() -> None:
-    """By the dialect that is from there (issue 15)."""
+    """By the dialect of that system (issue 15)."""
     made = translation("cocaine", {"log-output": True}, {"slave": "a"})
 
     assert made.keys == {
@@ -59,7 +59,7 @@ class Mine(MarkerDialect):
 
 
 def test_dialect_of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is named by an entry point, and ours come first (issue 23)."""
+    """It is found by an entry point; built-in dialects take precedence (issue 23)."""
     points = [
         EntryPoint("mine", f"{__name__}:Mine", GROUP),
         EntryPoint("marker", f"{__name__}:Mine", GROUP),

@@ -1,8 +1,8 @@
 """
-What passes between both sides of the marker dialect, in words without numbers.
+The events of the marker dialect, as words without numbers.
 
-A test shows who shows what; the numbers of exchanges are counted here, and those that
-come are compared with that count.
+So a test shows which side sends what, while the numbers of exchanges are counted here,
+and the numbers in received events are compared with that count.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ __all__ = (
 )
 
 Reasons: TypeAlias = Sequence[tuple[int, str]]
-"""Of each exchange that was refused its place, and why."""
+"""The place and the reason of each refused exchange."""
 
 
 class Messages(NamedTuple):
-    """Messages, one exchange each or more of a batch."""
+    """Messages: one exchange each, or more messages of a batch."""
 
     messages: Run
 
 
 class BatchEnd(NamedTuple):
-    """EOB, whether a batch is open or not."""
+    """EOB, whether or not a batch is open."""
 
 
 class More(NamedTuple):
@@ -60,13 +60,13 @@ class More(NamedTuple):
 
 
 class Output(NamedTuple):
-    """A part of the reply that is due."""
+    """A part of the next reply."""
 
     messages: Run
 
 
 class Answers(NamedTuple):
-    """The replies that are due."""
+    """The next replies."""
 
     groups: Groups
     overhead: int = 0
@@ -74,7 +74,7 @@ class Answers(NamedTuple):
 
 
 class Eof(NamedTuple):
-    """The end of what a side sends."""
+    """The end of a side's output."""
 
     tail: bytes = b""
 
@@ -83,7 +83,7 @@ Word: TypeAlias = Messages | BatchEnd | More | Output | Answers | Eof | Event
 
 
 class _Count:
-    """Numbers of one session."""
+    """The numbers of one session."""
 
     opened = ended = 0
 
@@ -96,7 +96,7 @@ def _count_of(protocol: MarkerProtocol) -> _Count:
 
 
 def event_of(protocol: MarkerProtocol, word: Word) -> Event:
-    """Return the event by which a side sends that, next."""
+    """Return the event by which a side sends a word next."""
     count = _count_of(protocol)
     filling = protocol.state in (
         MarkerState.FILLING,
@@ -142,14 +142,14 @@ def note(protocol: MarkerProtocol, event: Event) -> None:
 
 
 def begin(protocol: MarkerProtocol) -> None:
-    """Open the round of a worker that writes until it exits, if that is to be."""
+    """Open the round of a plain worker, which writes until it exits."""
     plain = protocol.mode is Mode.PLAIN and protocol.side is Side.SUPERVISOR
     if plain and not _count_of(protocol).opened:
         tell(protocol, Opened(1, (), each=False))
 
 
 def tell(protocol: MarkerProtocol, word: Word, now: float = 0.0) -> None:
-    """Have a side send that."""
+    """Have a side send a word."""
     event = event_of(protocol, word)
     protocol.send(event, now)
     note(protocol, event)
@@ -158,7 +158,7 @@ def tell(protocol: MarkerProtocol, word: Word, now: float = 0.0) -> None:
 def words_of(
     protocol: MarkerProtocol, events: Iterable[Event] | None = None
 ) -> list[Word]:
-    """Return what a side has received, or events that it has, after their numbers."""
+    """Return a side's received or given events as words; check their numbers."""
     out: list[Word] = []
     worker = protocol.side is Side.WORKER
     for event in protocol.events_received() if events is None else events:

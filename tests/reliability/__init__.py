@@ -1,5 +1,5 @@
 """
-What the simulation finds, by figures: bugs that are planted, and seeds that were run.
+Measure what the simulation finds: planted bugs, and the seeds that were run.
 
 ``python -m tests.reliability`` writes ``tests/RELIABILITY.md``.
 """

@@ -1,9 +1,9 @@
 """
-Write ``tests/RELIABILITY.md``: ``python -m tests.reliability``, which takes its time.
+Write ``tests/RELIABILITY.md``: ``python -m tests.reliability``; this takes long.
 
-Seeds of the simulation are run, and each planted bug is searched for. What the crash
-matrix has killed is written by itself, with ``--kills``, from what ``python -m
-tests.crash --write FILE`` has left.
+Runs seeds of the simulation, and searches for each planted bug. The section about the
+crash matrix is written separately, with ``--kills``, from the files that ``python -m
+tests.crash --write FILE`` has written.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ("main",)
 PAGE: Final = Path(__file__).parents[1] / "RELIABILITY.md"
 _KILLS: Final = "\n## Crash matrix\n"
 _KILLED: Final = ("at a step", "at a moment", "process", "worker", "jvm", "python")
-_SAMPLE: Final = 20_000  # seeds that are drawn for the matrix, and not run
+_SAMPLE: Final = 20_000  # seeds that are drawn for the table of faults, and not run
 _HEAD: Final = f"""\
 # Reliability by figures
 
@@ -86,7 +86,7 @@ def _tell(text: str) -> None:
 
 
 def _matrix() -> Iterator[str]:
-    """Yield the section of what is drawn: faults, and where runs are killed."""
+    """Yield the section about the faults that are drawn, and where runs are killed."""
     faults, kinds, broken = Counter[tuple[str, str]](), Counter[str](), Counter[str]()
     for seed in range(_SAMPLE):
         drawn = any_pipeline(random.Random(f"{seed}"))  # noqa: S311
@@ -110,7 +110,7 @@ def _matrix() -> Iterator[str]:
 
 
 def _planted(found: Sequence[Found], searched: int) -> Iterator[str]:
-    """Yield the section of the bugs."""
+    """Yield the section about the planted bugs."""
     seen = [one.seed + 1 for one in found if one.seed is not None]
     yield f"## Planted bugs\n\n{len(seen)} of {len(found)} bugs were found within"
     yield f"{searched:,} seeds, half of them within {statistics.median(seen):,.0f}. Each"
@@ -120,7 +120,7 @@ def _planted(found: Sequence[Found], searched: int) -> Iterator[str]:
 
 
 def _killed(files: Sequence[Path]) -> Iterator[str]:
-    """Yield the section of the crash matrix."""
+    """Yield the section about the crash matrix."""
     cells = [cell for file in files for cell in json.loads(file.read_text())]
     cells = [cell for cell in cells if cell["kills"]]
     rows, total = list[tuple[object, ...]](), 0
@@ -140,7 +140,7 @@ def _killed(files: Sequence[Path]) -> Iterator[str]:
 
 
 def _after(one: Found) -> str:
-    """Return after how many seeds a bug was found."""
+    """Return the number of seeds after which a bug was found."""
     return "not found" if one.seed is None else f"{one.seed + 1:,}"
 
 

@@ -1,4 +1,4 @@
-"""Bugs that are planted, one at a time, in a copy of the package."""
+"""Plant bugs, one at a time, in a copy of the package, and search for them."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ __all__ = ("Bug", "Found", "bugs", "find")
 
 _ROOT: Final = Path(__file__).parents[2]
 _ROWS: Final = Path(__file__).with_name("planted.toml")
-_HANGS: Final = 900  # seconds; then what was planted goes round in circles
+_HANGS: Final = 900  # seconds; a search that takes longer is in an endless loop
 
 
 @dataclass(frozen=True)
 class Bug:
-    """What stands in a file in place of what is right."""
+    """A bug: a replacement in one file of the package."""
 
     subject: str
     name: str
     file: str
-    """From the package's folder."""
+    """Path, relative to the package's folder."""
     old: str
     new: str
     what: str = "pipelines"
-    """In what it is looked for; see ``RUNS`` of the simulation."""
+    """The kind of run that searches for the bug; see ``RUNS`` of the simulation."""
 
     def plant(self, package: Path) -> None:
-        """Change the file; raises ValueError if what is replaced isn't there once."""
+        """Change the file; raise ValueError unless it has the old text exactly once."""
         path = package / self.file
         text = path.read_text()
         if (count := text.count(self.old)) != 1:
@@ -48,19 +48,19 @@ class Bug:
 
 @dataclass(frozen=True)
 class Found:
-    """What became of the search for a bug."""
+    """The outcome of the search for a bug."""
 
     bug: Bug
     seed: int | None
-    """The first that failed; None: none did."""
+    """The first seed that failed; None: none did."""
     why: str
-    """What it printed, in one line."""
+    """The first line of the failure."""
     seconds: float
     """Processor time of the search."""
 
 
 def bugs() -> list[Bug]:
-    """Return all of them, by their subjects."""
+    """Return all bugs, in the order of the file."""
     with _ROWS.open("rb") as file:
         return [Bug(**row) for row in tomllib.load(file)["bug"]]
 
@@ -70,8 +70,8 @@ def find(bug: Bug, seeds: int) -> Found:
     Run the simulation with a bug until a seed fails.
 
     Args:
-        bug: What to plant.
-        seeds: How many to run, at most.
+        bug: The bug to plant.
+        seeds: Number of seeds to run at most.
 
     """
     with TemporaryDirectory(prefix="planted-") as folder:
@@ -97,7 +97,7 @@ def find(bug: Bug, seeds: int) -> Found:
             at = json.loads(lines[-1])["at"] if lines else 0
             return Found(bug, at, f"seed {at} does not end", float(_HANGS))
     if done.returncode:
-        # It can't even be imported, or the search itself has failed.
+        # The package can't even be imported, or the search itself failed.
         return Found(bug, 0, done.stderr.strip().splitlines()[-1], 0.0)
     last = json.loads(done.stdout.splitlines()[-1])
     return Found(bug, last["seed"], last["why"], last["seconds"])

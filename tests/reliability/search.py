@@ -13,7 +13,7 @@ __all__ = ("main",)
 
 
 def main() -> None:
-    """Print each seed that is run, and what was found, as lines of JSON."""
+    """Print each seed before it is run, and then the outcome, as lines of JSON."""
     seed, why, run = None, "", RUNS[sys.argv[2]]
     for at in range(int(sys.argv[1])):
         _print(at=at)

@@ -1,1 +1,1 @@
-"""Gazette's package message, held to what the real one does."""
+"""The port of Gazette's package ``message``, compared with the original."""

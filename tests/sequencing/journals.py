@@ -21,7 +21,7 @@ A, B, C = bytes.fromhex("01aaaaaaaa01"), bytes.fromhex("03bbbbbbbb02"), b"\5cccc
 
 
 class Str:
-    """A struct of a UUID and a text, as the tests of the real package have it."""
+    """A message of a UUID and a text, like the one in the real package's tests."""
 
     def __init__(self, text: str = "") -> None:
         self.uuid = NO_UUID
@@ -29,15 +29,15 @@ class Str:
         self.error: Exception | None = None
 
     def set_uuid(self, uuid: UUID) -> None:
-        """Set it."""
+        """Set the UUID."""
         self.uuid = uuid
 
     def acknowledgement(self, journal: str) -> Str:
-        """Return one without text."""
+        """Return a message without text."""
         return Str()
 
     def validate(self) -> None:
-        """Raise the error that was planted."""
+        """Raise :attr:`error`, if there is one."""
         assert not self.uuid.int
         if self.error is not None:
             raise self.error
@@ -52,13 +52,13 @@ class Str:
         raise NotImplementedError
 
     def from_json(self, value: dict[str, str]) -> None:
-        """Take another."""
+        """Replace UUID and text."""
         self.uuid = parse_uuid(value["UUID"])
         self.text = value.get("Str", "")
 
 
 class Done:
-    """An append that is in its journal."""
+    """An append that is already done."""
 
     done = True
 
@@ -79,7 +79,7 @@ class MemorySection:
         self._journal = journal
 
     def release(self, *data: bytes) -> Done:
-        """Append, unless it is to fail."""
+        """Append the data, or raise the journals' error."""
         journals, journal = self._journals, self._journal
         journals.sections.remove(journal)
         if journals.error is not None:
@@ -101,7 +101,7 @@ class Memory:
         self.error: Exception | None = None
 
     def start_append(self, journal: str) -> MemorySection:
-        """Return the section."""
+        """Start a section, of which a journal has only one at a time."""
         assert journal not in self.sections
         self.sections.append(journal)
         return MemorySection(self, journal)
@@ -111,7 +111,7 @@ class Memory:
         return [spec()]
 
     def pending_except(self, journal: str) -> Sequence[Done]:
-        """Return nothing: all is done."""
+        """Return nothing, as all appends are done."""
         return ()
 
 
@@ -121,14 +121,14 @@ def to_json(message: Str) -> tuple[str, str]:
 
 
 def spec(content_type: str = "application/x-ndjson") -> JournalSpec:
-    """Return what is known of journal a."""
+    """Return the spec of journal a."""
     return JournalSpec("a", content_type)
 
 
 def envelope(
     producer: bytes, clock: int, flags: int, at: int, *, journal: str = "j"
 ) -> Envelope:
-    """Return a message of 100 bytes, the ``at``-th of its journal; 2 dead ones follow."""
+    """Return the message of 100 bytes at index ``at``; 2 dead bytes follow each."""
     message = Opaque()
     message.set_uuid(build_uuid(producer, clock, flags))
     return Envelope(journal, 102 * at, 102 * at + 100, message)

@@ -30,7 +30,7 @@ A = bytes.fromhex("01aaaaaaaa01")
 
 @pytest.mark.parametrize("row", VECTORS["uuid_build"], ids=lambda row: row["uuid"])
 def test_uuids_are_those_of_the_real_package(row: dict[str, Any]) -> None:
-    """In both directions."""
+    """Both for building a UUID and for taking it apart."""
     producer, clock, flags = (
         bytes.fromhex(row["producer"]),
         int(row["clock"]),
@@ -47,7 +47,7 @@ def test_uuids_are_those_of_the_real_package(row: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("row", VECTORS["uuid_parse"], ids=lambda row: row["uuid"])
 def test_any_uuid_has_parts(row: dict[str, Any]) -> None:
-    """Whoever made it: neither version nor variant is looked at."""
+    """This includes UUIDs of other makers: version and variant are ignored."""
     uuid = UUID(row["uuid"])
     assert producer_of(uuid).hex() == row["producer"]
     assert clock_of(uuid) == int(row["clock"])
@@ -58,7 +58,7 @@ def test_any_uuid_has_parts(row: dict[str, Any]) -> None:
     st.binary(min_size=6, max_size=6), st.integers(0, 2**64 - 1), st.integers(0, 1023)
 )
 def test_parts_come_back(producer: bytes, clock: int, flags: int) -> None:
-    """Of every UUID that can be built."""
+    """A UUID returns the parts that it was built from."""
     uuid = build_uuid(producer, clock, flags)
     assert (producer_of(uuid), clock_of(uuid), flags_of(uuid)) == (
         producer,
@@ -82,13 +82,13 @@ def test_parts_come_back(producer: bytes, clock: int, flags: int) -> None:
 def test_parts_beyond_their_bits_are_refused(
     producer: bytes, clock: int, flags: int, found: str
 ) -> None:
-    """With the value."""
+    """The error has the value."""
     with pytest.raises(ValueError, match=f"got {found}$"):
         build_uuid(producer, clock, flags)
 
 
 def test_flags_have_names() -> None:
-    """Three of them; others show their bits."""
+    """Three flags have names; other values show their bits."""
     assert [str(Flags(n)) for n in (0, 1, 2, 3, 0x2AA)] == [
         "OUTSIDE_TXN",
         "CONTINUE_TXN",
@@ -100,12 +100,12 @@ def test_flags_have_names() -> None:
 
 @pytest.mark.parametrize(
     "row",
-    # Where Go overflows there is nothing to compare.
+    # Before that, Go overflows, so there is nothing to compare with.
     [row for row in VECTORS["clock_of_time"] if row["sec"] > -12219292800],
     ids=lambda row: f"{row['sec']}.{row['nsec']:09}",
 )
 def test_times_are_clocks(row: dict[str, Any]) -> None:
-    """Units of 100 ns, cut towards 1970."""
+    """Clocks count units of 100 ns; the rest is cut off towards 1970."""
     clock = Clock()
     clock.update(row["sec"] * 10**9 + row["nsec"])
     assert clock.value == int(row["clock"])
@@ -114,7 +114,7 @@ def test_times_are_clocks(row: dict[str, Any]) -> None:
 
 
 def test_the_ticks_of_both_ages() -> None:
-    """160 is a microsecond; 1 is what the page has."""
+    """The default tick is 160, a microsecond; the documented page has a tick of 1."""
     clock = Clock()
     assert [clock.tick(), clock.tick(), clock.value] == [160, 320, 320]
     clock = Clock(tick=1)
@@ -138,26 +138,26 @@ def test_clock_never_goes_back() -> None:
 
 
 def test_clock_wraps_at_64_bits() -> None:
-    """As an unsigned number does."""
+    """It behaves like an unsigned 64-bit number."""
     assert Clock(2**64 - 1, tick=1).tick() == 0
     assert clock_at(10**24) < 2**64
 
 
 @pytest.mark.parametrize("value", [-1, 1 << 64])
 def test_clock_beyond_its_bits_is_refused(value: int) -> None:
-    """With the value."""
+    """The error has the value."""
     with pytest.raises(ValueError, match=f"got {value}$"):
         Clock(value)
 
 
 def test_a_clock_has_to_move() -> None:
-    """A tick of nothing would give two messages one UUID."""
+    """A tick of 0 would give two messages the same UUID."""
     with pytest.raises(ValueError, match=r"got 0$"):
         Clock(tick=0)
 
 
 def test_a_tick_is_undone_unless_the_clock_has_moved() -> None:
-    """Another thread may have its own already."""
+    """Another thread may have taken its own tick since."""
     clock = Clock(1000)
     clock.untick(clock.tick())
     assert clock.value == 1000
@@ -168,7 +168,7 @@ def test_a_tick_is_undone_unless_the_clock_has_moved() -> None:
 
 
 def test_threads_share_a_clock() -> None:
-    """No two of them get one value."""
+    """No two ticks return the same value."""
     clock, found, together = Clock(), set[int](), Barrier(4)
 
     def run() -> None:
@@ -186,7 +186,7 @@ def test_threads_share_a_clock() -> None:
 
 
 def test_producers_are_unique_and_multicast() -> None:
-    """A thousand of them."""
+    """Checked for a thousand ids."""
     ids = {new_producer_id() for _ in range(1000)}
     assert len(ids) == 1000
     assert all(len(one) == 6 and one[0] & 1 for one in ids)
@@ -208,7 +208,7 @@ PLAIN = "83fc2f81-cc5f-11e9-8400-01aaaaaaaa01"
     ],
 )
 def test_texts_of_a_uuid(text: str) -> None:
-    """Those that the real package takes."""
+    """All texts are accepted that the real package accepts."""
     assert parse_uuid(text) == UUID(PLAIN)
 
 
@@ -228,11 +228,11 @@ def test_texts_of_a_uuid(text: str) -> None:
     ],
 )
 def test_other_texts_are_refused(text: str, error: str) -> None:
-    """In the words of the real package."""
+    """The errors have the texts of the real package."""
     with pytest.raises(ValueError, match=error.replace("(", r"\(")):
         parse_uuid(text)
 
 
 def test_no_uuid_is_of_clock_0() -> None:
-    """Hence it is never a duplicate."""
+    """Hence a message without a UUID is never a duplicate."""
     assert (clock_of(NO_UUID), flags_of(NO_UUID)) == (0, Flags.OUTSIDE_TXN)

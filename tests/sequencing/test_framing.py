@@ -1,4 +1,4 @@
-"""Fixed frames, lines, and the buffer that they are found in."""
+"""Fixed frames, lines, and the buffer that they are read from."""
 
 from __future__ import annotations
 
@@ -35,27 +35,27 @@ FOO = bytes.fromhex("663393360b000000") + b"foo message"
 
 
 class Plain:
-    """A message of bytes and nothing else."""
+    """A message that consists only of bytes."""
 
     def __init__(self, data: bytes = b"") -> None:
         self.data = data
 
     def size(self) -> int:
-        """Return how many bytes there are."""
+        """Return the number of bytes."""
         return len(self.data)
 
     def marshal_to(self, buffer: memoryview) -> int:
-        """Write them."""
+        """Write the bytes."""
         buffer[: len(self.data)] = self.data
         return len(self.data)
 
     def unmarshal(self, data: bytes) -> None:
-        """Take others."""
+        """Replace the bytes."""
         self.data = data
 
 
 def held(data: bytes, *, max_frame: int = MAX_FRAME) -> FrameBuffer:
-    """Return a buffer of a whole journal."""
+    """Return a buffer that was fed a whole journal."""
     buffer = FrameBuffer(max_frame=max_frame)
     buffer.feed(data)
     buffer.feed_end()
@@ -69,7 +69,7 @@ def outcomes(
     *,
     max_frame: int = MAX_FRAME,
 ) -> list[object]:
-    """Return frames, and errors as (class, what it has), however the bytes are cut."""
+    """Return the frames, and errors as tuples, of data fed in the given pieces."""
     buffer = FrameBuffer(max_frame=max_frame)
     found: list[object] = []
     while True:
@@ -94,7 +94,7 @@ def outcomes(
 
 
 def test_fixed_frames_are_those_of_the_real_package() -> None:
-    """A word, a length, the bytes."""
+    """A frame is a magic word, a length, and the bytes."""
     assert TEST[:4] == FIXED_FRAME_WORD
     assert FIXED_FRAME_HEADER_LENGTH == 8
     data = encode_fixed_frame(Plain(b"test message content"), bytearray())
@@ -116,19 +116,19 @@ def test_fixed_frames_are_those_of_the_real_package() -> None:
     ],
 )
 def test_fixed_frame_without_its_end(data: bytes, reason: str) -> None:
-    """It is gone, and so is all."""
+    """An incomplete frame at the end is dropped with an error."""
     assert outcomes(unpack_fixed_frame, FOO + data) == [FOO, (UnexpectedEnd, reason)]
 
 
 @pytest.mark.parametrize("data", [b"", b"\n"])
 def test_end_of_fixed_frames(data: bytes) -> None:
-    """A newline may stand there."""
+    """A newline is allowed at the end."""
     assert outcomes(unpack_fixed_frame, TEST + data) == [TEST]
 
 
 @given(st.lists(st.integers(1, 9), max_size=9))
 def test_desynchronized_bytes_are_shown_once(sizes: list[int]) -> None:
-    """In whatever pieces they come, and reading goes on at the next word."""
+    """An error shows them, however they are split; reading resumes at the next word."""
     data = b"x" * 21 + TEST + b"yy" + FOO
     assert outcomes(unpack_fixed_frame, data, chain(sizes, repeat(5))) == [
         (DesyncDetected, b"x" * 21, 0),
@@ -139,7 +139,7 @@ def test_desynchronized_bytes_are_shown_once(sizes: list[int]) -> None:
 
 
 def test_desynchronized_bytes_at_the_end() -> None:
-    """The last three might have begun a word."""
+    """The last three bytes might be the beginning of a magic word."""
     assert outcomes(unpack_fixed_frame, FOO + b"z" * 20) == [
         FOO,
         (DesyncDetected, b"z" * 17, 19),
@@ -153,7 +153,7 @@ def test_desynchronized_bytes_at_the_end() -> None:
 
 @pytest.mark.parametrize("piece", [1 << 20, 65536, 65539, 1000])
 def test_desynchronized_bytes_come_in_bounded_pieces(piece: int) -> None:
-    """An error is no place for a gigabyte."""
+    """No single error holds more than 64 KiB of them."""
 
     def sizes() -> Iterator[int]:
         while True:
@@ -170,18 +170,18 @@ def test_desynchronized_bytes_come_in_bounded_pieces(piece: int) -> None:
 
 
 def test_word_behind_a_single_byte() -> None:
-    """It is found."""
+    """A magic word is found even after a single wrong byte."""
     assert outcomes(unpack_fixed_frame, b"x" + FOO) == [(DesyncDetected, b"x", 0), FOO]
 
 
 def test_word_that_begins_within_the_word() -> None:
-    """The search begins behind the first byte."""
+    """The search for the word resumes after the first byte."""
     data = b"\x66\x33" + FOO
     assert outcomes(unpack_fixed_frame, data) == [(DesyncDetected, b"\x66\x33", 0), FOO]
 
 
 def test_fixed_frame_beyond_the_limit() -> None:
-    """It is refused before memory is taken; most likely no frame began there."""
+    """It is refused before memory is allocated; most likely it isn't a frame at all."""
     assert outcomes(unpack_fixed_frame, TEST + FOO, max_frame=28) == [TEST, FOO]
     data = TEST[:4] + b"\xff" * 4 + FOO
     assert outcomes(unpack_fixed_frame, data, max_frame=100) == [
@@ -203,7 +203,7 @@ def test_fixed_frame_beyond_the_limit() -> None:
 
 @given(st.lists(st.binary(max_size=30), max_size=8), st.lists(st.integers(1, 40)))
 def test_fixed_frames_come_back(messages: list[bytes], sizes: list[int]) -> None:
-    """However they are cut."""
+    """They are read correctly however the bytes are split."""
     data = bytearray()
     for message in messages:
         encode_fixed_frame(Plain(message), data)
@@ -215,7 +215,7 @@ def test_fixed_frames_come_back(messages: list[bytes], sizes: list[int]) -> None
 
 @given(st.lists(st.integers(1, 5), max_size=9))
 def test_lines_end_with_a_newline(sizes: list[int]) -> None:
-    """What has none at the end of the journal is an error."""
+    """A last line without a newline is an error."""
     data = b"one\n\nthree\nfo"
     assert outcomes(unpack_line, data, chain(sizes, repeat(3))) == [
         b"one\n",
@@ -229,7 +229,7 @@ TOO_LONG = "frame is more than 5 bytes long, expected no more than 5 bytes (max_
 
 
 def test_line_beyond_the_limit_is_dropped() -> None:
-    """That line alone, however long it gets."""
+    """Only that line is dropped, however long it gets."""
     data = b"1234\n" + b"x" * 50 + b"\nok\n"
     found = outcomes(unpack_line, data, iter([9] * 20), max_frame=5)
     assert found == [b"1234\n", (FrameError, TOO_LONG), b"ok\n"]
@@ -244,7 +244,7 @@ def test_line_beyond_the_limit_is_dropped() -> None:
 
 
 def test_buffer_knows_where_it_is() -> None:
-    """Also when what was taken has been let go."""
+    """The offset stays right after consumed bytes have been dropped."""
     buffer = FrameBuffer(1000)
     buffer.feed(b"a\nbc\nd")
     assert unpack_line(buffer) == b"a\n"
@@ -259,7 +259,7 @@ def test_buffer_knows_where_it_is() -> None:
 
 
 def test_buffer_goes_on_elsewhere() -> None:
-    """What it held belongs to nothing any more."""
+    """After a jump, the bytes that it held are returned and no longer used."""
     buffer = FrameBuffer(10)
     buffer.feed(b"ab")
     assert unpack_line(buffer) is None
@@ -275,7 +275,7 @@ def test_buffer_goes_on_elsewhere() -> None:
 
 
 def test_framing_of_fixed_frames() -> None:
-    """It writes a frame at once, and reads one into a message."""
+    """The framing writes a whole frame, and reads one into a message."""
     framing, written = FixedFraming(), BytesIO()
     framing.marshal(Plain(b"test message content"), written)
     assert written.getvalue() == TEST
@@ -288,7 +288,7 @@ def test_framing_of_fixed_frames() -> None:
 
 
 def test_error_of_a_frame_names_place_and_framing() -> None:
-    """Its text is that of the real package."""
+    """The error has the text of the real package."""
     buffer = held(TEST[:19])
     buffer.jump(1000)
     buffer.feed(TEST[:19])
@@ -307,7 +307,7 @@ def test_error_of_a_frame_names_place_and_framing() -> None:
 
 
 def test_message_that_does_not_parse_is_that_frame_alone() -> None:
-    """What follows is read."""
+    """The next frame is still read."""
     buffer = held(FOO + FOO[:4] + b"\x10\0\0\0" + b"u" * 16)
     unmarshal, message = FixedFraming().unmarshaller(buffer), Opaque()
     with pytest.raises(FrameError, match="expected a UUID of 16 bytes, got 11"):
@@ -328,7 +328,7 @@ def test_message_that_does_not_parse_is_that_frame_alone() -> None:
 def test_message_that_lacks_what_a_framing_asks(
     act: Callable[[FixedFraming], object],
 ) -> None:
-    """Both are named."""
+    """The error names the message's type and the framing."""
     with pytest.raises(
         NotFrameable,
         match=r"^CsvRecord can't be framed as application/x-protobuf-fixed: it is no"
@@ -346,14 +346,14 @@ def _registry() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_registry")
 def test_framing_replaces_what_had_its_name() -> None:
-    """So a program may have its own."""
+    """So a program may register its own framing."""
     mine: Any = FixedFraming()
     register_framing(mine)
     assert framing_by_content_type("application/x-protobuf-fixed") is mine
 
 
 def test_unknown_content_type_names_the_known() -> None:
-    """And the one that was meant."""
+    """The error also suggests the one that was probably meant."""
     with pytest.raises(ConfigError, match=r"^unrecognized content-type \(\)"):
         framing_by_content_type("")
     with pytest.raises(ConfigError) as caught:
@@ -363,7 +363,7 @@ def test_unknown_content_type_names_the_known() -> None:
         "unrecognized content-type (application/ndjson) (did you mean"
         " 'application/x-ndjson'?)"
     )
-    # Journals register one of their own as soon as anybody imports them.
+    # Importing the journals registers another one.
     assert {*known.split(", ")} >= {
         "application/x-ndjson",
         "application/x-protobuf-fixed",
@@ -372,7 +372,7 @@ def test_unknown_content_type_names_the_known() -> None:
 
 
 def test_slip_of_the_page_is_reported() -> None:
-    """It has test/csv where the code has text/csv."""
+    """Go's documentation has test/csv where its code has text/csv."""
     with pytest.warns(UserWarning, match="'test/csv' is taken as 'text/csv'"):
         framing = framing_by_content_type("test/csv")
     assert framing is framing_by_content_type("text/csv")

@@ -1,4 +1,4 @@
-"""Messages read from a journal, as they are and as they are committed."""
+"""Iterators over the messages of a journal: all of them, and the committed ones."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FIXED = "application/x-protobuf-fixed"
 
 
 class Pieces:
-    """Reads a journal in pieces, each with its offset; None is an empty read."""
+    """A reader of a journal in pieces, each with its offset; None is an empty read."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Pieces:
 
 
 class Async:
-    """Does the same, and is waited for."""
+    """The same reader, with an asynchronous ``read``."""
 
     def __init__(self, reader: Pieces) -> None:
         self._reader = reader
@@ -67,7 +67,7 @@ class Async:
 
     @property
     def offset(self) -> int:
-        """Where the other reader is."""
+        """The offset of the wrapped reader."""
         return self._reader.offset
 
     async def read(self, size: int) -> bytes | None:
@@ -87,7 +87,7 @@ def new_opaque(of: JournalSpec) -> Message:
 
 
 def cut(data: bytes, size: int = 7, offset: int = 0) -> Iterator[tuple[int, bytes]]:
-    """Return the pieces of a journal."""
+    """Yield the data of a journal in pieces, each with its offset."""
     for at in range(0, len(data), size):
         yield offset + at, data[at : at + size]
 
@@ -106,7 +106,7 @@ BOTH = b"".join(
 
 
 def test_all_messages_and_the_committed_ones() -> None:
-    """With a ring that holds nothing, hence with a replay."""
+    """The ring holds nothing, so committed messages come from a replay."""
     found = list(read_uncommitted(Pieces(cut(BOTH), spec(FIXED)), new_opaque))
     assert [(one.journal, one.begin, one.end) for one in found] == [
         ("a", 24 * n, 24 * n + 24) for n in range(5)
@@ -123,7 +123,7 @@ def test_all_messages_and_the_committed_ones() -> None:
 
 
 async def test_all_messages_and_the_committed_ones_waiting() -> None:
-    """Likewise with a reader that is to be awaited."""
+    """An asynchronous reader yields the same messages."""
     pieces = Async(Pieces(cut(BOTH), spec(FIXED)))
     found = [one.begin async for one in read_uncommitted(pieces, new_opaque)]
     assert found == [0, 24, 48, 72, 96]
@@ -139,7 +139,7 @@ async def test_all_messages_and_the_committed_ones_waiting() -> None:
 
 
 async def test_replay_that_fails_is_opened_again() -> None:
-    """The error is the replay's; the next call tries anew."""
+    """The caller gets the replay's error; the next call starts another replay."""
     opened: list[tuple[str, int, int]] = []
 
     def replay(journal: str, begin: int, end: int) -> Async:
@@ -157,7 +157,7 @@ async def test_replay_that_fails_is_opened_again() -> None:
 
 
 async def test_replay_of_another_iterator_is_not_waited_for() -> None:
-    """It would never have another message."""
+    """The second iterator raises, as it would otherwise wait forever."""
     sequencer = Sequencer(ring=0)
 
     def iterator() -> ReadCommitted:
@@ -177,7 +177,7 @@ async def test_replay_of_another_iterator_is_not_waited_for() -> None:
 
 
 def test_publisher_sequencer_and_reader() -> None:
-    """Two publishers with one clock, one of them in transactions, with a ring of 3."""
+    """Two publishers share a clock, one of them uses transactions; the ring is 3."""
     journals, clock = Memory(), Clock()
     txn, plain = Publisher(journals, clock), Publisher(journals, clock)
     read = 0
@@ -226,7 +226,7 @@ def test_publisher_sequencer_and_reader() -> None:
 
 
 def test_journal_may_begin_later_and_leave_bytes_out() -> None:
-    """Offsets are those of the journal; empty reads are no end."""
+    """Messages have the journal's offsets; empty reads don't end the iteration."""
     one, two, three = (frame(A, n, 0) for n in (1, 2, 3))
     pieces = [
         (1000, one[:9]),
@@ -242,7 +242,7 @@ def test_journal_may_begin_later_and_leave_bytes_out() -> None:
 
 
 def test_bytes_left_out_within_a_frame() -> None:
-    """The half of it is an error, and what follows is read."""
+    """The incomplete frame is an error, and the messages after it are read."""
     one, two = frame(A, 1, 0), frame(A, 2, 0)
     reader = Pieces([(0, one + two[:9]), (500, two)], spec(FIXED))
     messages = ReadUncommitted(reader, new_opaque)
@@ -257,7 +257,7 @@ def test_bytes_left_out_within_a_frame() -> None:
 
 
 def test_end_within_a_frame() -> None:
-    """The text of the real package."""
+    """The error has the text of the real package."""
     reader = Pieces([(1000, b'{"UUID":"0')], spec(), 1000)
     messages = ReadUncommitted(reader, new_str)
     with pytest.raises(UnexpectedEnd) as caught:
@@ -269,7 +269,7 @@ def test_end_within_a_frame() -> None:
 
 
 def test_error_of_a_message_is_its_own() -> None:
-    """Iteration goes on behind it."""
+    """Iteration continues after the error with the next message."""
     data = frame(A, 1, 0) + b"dead bytes" + frame(A, 2, 0)
     messages = ReadUncommitted(Pieces(cut(data), spec(FIXED)), new_opaque)
     assert next(messages).begin == 0
@@ -281,7 +281,7 @@ def test_error_of_a_message_is_its_own() -> None:
 
 
 def test_messages_are_their_own() -> None:
-    """A new one is made for each that is read, and no sooner."""
+    """Each read gets a new message object, which is made only when it is needed."""
     made: list[Message] = []
 
     def new(of: JournalSpec) -> Message:
@@ -294,7 +294,7 @@ def test_messages_are_their_own() -> None:
 
 
 def test_reader_that_has_nothing_yet_is_polled() -> None:
-    """Instead of waiting for it."""
+    """``poll`` returns None, instead of waiting for a message."""
     one = frame(A, 1, 0)
     reader = Pieces([None, (0, one[:9]), None, (9, one[9:])], spec(FIXED))
     messages = ReadUncommitted(reader, new_opaque)
@@ -307,7 +307,7 @@ def test_reader_that_has_nothing_yet_is_polled() -> None:
 
 
 def test_limit_of_a_frame() -> None:
-    """It holds in both iterators."""
+    """Both iterators apply ``max_frame``, and continue after the error."""
     data = frame(A, 1, 0) + frame(A, 2, 0, b"x" * 10) + frame(A, 3, 0)
     for messages in (
         read_uncommitted(Pieces(cut(data), spec(FIXED)), new_opaque, max_frame=24),
@@ -329,7 +329,7 @@ def test_limit_of_a_frame() -> None:
 
 @pytest.mark.parametrize("content_type", ["", "text/plain"])
 def test_journal_without_a_framing(content_type: str) -> None:
-    """It can't be read; the error begins as that of the real package."""
+    """It can't be read; the error begins like that of the real package."""
     with pytest.raises(
         ConfigError,
         match=rf"^determining framing: unrecognized content-type \({content_type}\)",
@@ -340,7 +340,7 @@ def test_journal_without_a_framing(content_type: str) -> None:
 @settings(deadline=None)
 @given(st.integers(0, len(BOTH)), st.integers(1, 200))
 def test_journal_cut_anywhere(at: int, size: int) -> None:
-    """What is whole is delivered; the rest is an error that names the place."""
+    """Whole messages are delivered; the rest is an error with its offset."""
     found: list[Envelope] = []
     messages = ReadUncommitted(Pieces(cut(BOTH[:at], size), spec(FIXED)), new_opaque)
     if at % 24:

@@ -1,4 +1,4 @@
-"""Which journal a message goes to."""
+"""How mappings choose the journal of a message."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tests.sequencing.vectors import VECTORS
 
 
 def partitions(count: int) -> list[JournalSpec]:
-    """Return journals as those of the data."""
+    """Return journals with the names that the vectors use."""
     return [JournalSpec(f"a/topic/part-{n:03}", "text/csv") for n in range(count)]
 
 
 def key(message: str, hasher: Fnv1a) -> None:
-    """Hash all of it, in two pieces."""
+    """Hash the whole message, in two pieces."""
     hasher.write(message.encode()[:3])
     hasher.write(message.encode()[3:])
 
@@ -37,7 +37,7 @@ ROWS = [(row, n) for row in VECTORS["mapping"] for n in (1, 2, 3, 8, 400, 443, 5
 def test_journals_are_those_of_the_real_package(
     row: dict[str, Any], count: int
 ) -> None:
-    """For any key and number of journals."""
+    """Hashes and mappings agree for any key and number of journals."""
     journals = partitions(count)
     assert fnv1a32(row["key"].encode()) == row["fnv1a32"]
     for make, name in (modulo, "modulo"), (rendezvous, "rendezvous"):
@@ -46,7 +46,7 @@ def test_journals_are_those_of_the_real_package(
 
 
 def test_hashes_of_names_are_kept_while_the_answer_is_the_same_object() -> None:
-    """A changed list that is the same object is against the rules, and shows it."""
+    """A changed list that is the same object is used with the hashes of the old one."""
     now = [partitions(2)]
     map_ = rendezvous(key, lambda: now[0])
     assert map_("It always")[0].endswith("001")
@@ -57,13 +57,13 @@ def test_hashes_of_names_are_kept_while_the_answer_is_the_same_object() -> None:
 
 
 def test_first_of_equals_is_taken() -> None:
-    """Two journals of one name, which no broker has."""
+    """With equal hashes the first journal wins; no broker has two of one name."""
     twins = [JournalSpec("a", "first"), JournalSpec("a", "second")]
     assert rendezvous(key, lambda: twins)("k") == ("a", "first")
 
 
 def test_any_journal() -> None:
-    """As the chooser has it; and by itself each of them at times."""
+    """A chooser decides; without one every journal is chosen at times."""
     map_ = random(lambda: journals, choose=lambda n: n - 1)
     journals = partitions(3)
     assert map_("k")[0].endswith("002")
@@ -77,6 +77,6 @@ def test_any_journal() -> None:
     ids=["modulo", "rendezvous", "random"],
 )
 def test_no_journal_to_select(mapping: Mapping) -> None:
-    """The caller may try again later."""
+    """The error is one after which the caller may try again later."""
     with pytest.raises(EmptyListResponse, match=r"^empty ListResponse$"):
         mapping("k")

@@ -1,4 +1,4 @@
-"""The ready types of messages."""
+"""The message types that come with the package."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ U = UUID("83fc2f81-cc5f-11e9-8400-01aaaaaaaa01")
 
 
 def test_json_message_has_its_uuid_at_a_pointer() -> None:
-    """Objects on the way are made."""
+    """Missing objects on the way to the pointer are created."""
     message = JsonMessage({"a": 1})
     assert message.uuid == NO_UUID
     message.set_uuid(U)
@@ -40,7 +40,7 @@ def test_json_message_has_its_uuid_at_a_pointer() -> None:
 
 
 def test_json_message_without_a_place_for_its_uuid() -> None:
-    """Something else stands there."""
+    """Setting the UUID fails if something else is there."""
     message = JsonMessage({"_meta": 7})
     assert message.uuid == NO_UUID
     with pytest.raises(
@@ -52,7 +52,7 @@ def test_json_message_without_a_place_for_its_uuid() -> None:
 
 
 def test_csv_record_has_its_uuid_in_field_0() -> None:
-    """Its acknowledgement is as wide."""
+    """Its acknowledgement has as many fields."""
     record = CsvRecord(["", "a", "b"])
     assert record.uuid == NO_UUID
     record.set_uuid(U)
@@ -68,7 +68,7 @@ def test_csv_record_has_its_uuid_in_field_0() -> None:
 
 
 def test_csv_record_needs_a_field() -> None:
-    """And in it a UUID."""
+    """A record that is read must have a first field, with a UUID in it."""
     with pytest.raises(ValueError, match=r"^fields are empty$"):
         CsvRecord().unmarshal_csv([])
     with pytest.raises(ValueError, match="invalid UUID length: 1"):
@@ -80,28 +80,28 @@ def test_csv_record_needs_a_field() -> None:
 
 
 class Proto:
-    """What protobuf's compiler makes, as far as it is used."""
+    """A stand-in for a generated protobuf class, with the methods that are used."""
 
     uuid = b""
     data = b""
 
     def ByteSize(self) -> int:  # noqa: N802
-        """Return how many bytes there are."""
+        """Return the number of bytes."""
         return len(self.uuid + self.data)
 
     def SerializeToString(self) -> bytes:  # noqa: N802
-        """Return them."""
+        """Return the bytes."""
         return self.uuid + self.data
 
     def ParseFromString(self, data: bytes) -> None:  # noqa: N802
-        """Take others."""
+        """Replace the contents."""
         if data == b"bad":
             raise RuntimeError("wire type 7")
         self.uuid, self.data = data[:16], data[16:]
 
 
 def test_proto_message_has_its_uuid_in_a_field() -> None:
-    """Of type bytes."""
+    """The field has the type bytes."""
     message = ProtoMessage(Proto())
     assert message.uuid == NO_UUID
     message.set_uuid(U)
@@ -117,7 +117,7 @@ def test_proto_message_has_its_uuid_in_a_field() -> None:
 
 
 def test_proto_message_that_does_not_parse() -> None:
-    """Whatever class of error protobuf has; and a UUID has 16 bytes."""
+    """Any error of protobuf becomes a ValueError; a UUID must have 16 bytes."""
     with pytest.raises(ValueError, match="protobuf: wire type 7"):
         ProtoMessage(Proto()).unmarshal(b"bad")
     with pytest.raises(ValueError, match="16-char"):
@@ -125,7 +125,7 @@ def test_proto_message_that_does_not_parse() -> None:
 
 
 def test_opaque_bytes_follow_their_uuid() -> None:
-    """Nothing looks at them."""
+    """The bytes themselves are not interpreted."""
     message = Opaque(b"abc")
     message.set_uuid(U)
     buffer = bytearray(message.size() + 1)
@@ -143,7 +143,7 @@ def test_opaque_bytes_follow_their_uuid() -> None:
 
 
 def test_values_become_messages() -> None:
-    """An object, bytes, fields; a message stays what it is."""
+    """Objects, bytes and fields are converted; a message is returned as it is."""
     made: Any = as_message({"a": 1})
     assert (type(made), made.value) == (JsonMessage, {"a": 1})
     made = as_message(b"x")

@@ -1,4 +1,4 @@
-"""The package as a whole: its names are those of the page, and it needs nothing."""
+"""The package as a whole: it covers the Go package's names, and needs only Python."""
 
 from __future__ import annotations
 
@@ -112,13 +112,13 @@ PAGE = [
 
 
 def test_each_name_of_the_page_is_paired() -> None:
-    """In the table, and nothing else is."""
+    """The table has each name of Go's documentation page, and no others."""
     assert sorted(PAIRS) == sorted(PAGE)
 
 
 @pytest.mark.parametrize("name", PAGE)
 def test_what_a_name_is_paired_with_is_there(name: str) -> None:
-    """As a public name of the package."""
+    """Its Python name is public in the package."""
     first, *rest = PAIRS[name].split(".")
     assert first in sequencing.__all__
     found: object = getattr(sequencing, first)
@@ -150,7 +150,7 @@ assert all(n == 'etlstage.errors' or n.startswith('etlstage.sequencing') for n i
 
 @pytest.mark.process
 def test_standard_library_is_enough() -> None:
-    """In an interpreter that sees nothing else."""
+    """The package works in an interpreter that has only the standard library."""
     root = str(Path(__file__).parents[2])
     code = ALONE.format(root=root)
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""What is published, in which order, and what an error leaves."""
+"""What a publisher appends, in which order, and what remains after an error."""
 
 from __future__ import annotations
 
@@ -44,9 +44,10 @@ ACTS: list[Callable[[Publisher], Callable[..., Any]]] = [
 
 @pytest.mark.parametrize("row", VECTORS["publisher"], ids=["txn", "committed", "both"])
 def test_journals_are_those_of_the_real_package(row: dict[str, Any]) -> None:
-    """Byte for byte."""
+    """They are equal byte for byte."""
     journals, clock = Memory(), Clock(tick=row["tick"])
-    # Two of one id: the third trace has committed messages within open transactions.
+    # Two publishers of one id, as the third trace has committed messages within open
+    # transactions.
     producer = bytes.fromhex(row["producer"])
     txn = Publisher(journals, clock, producer=producer)
     plain = Publisher(journals, clock, producer=producer)
@@ -69,7 +70,7 @@ def test_journals_are_those_of_the_real_package(row: dict[str, Any]) -> None:
 
 
 def test_publisher_has_an_id_and_a_clock_of_its_own() -> None:
-    """The clock follows the time."""
+    """By default the clock follows the time."""
     times = iter([12_000_000_300, 12_000_000_300, 13_000_000_000])
     journals = Memory()
     publisher = Publisher(journals, mapping=to_json, now=lambda: next(times))
@@ -87,7 +88,7 @@ def test_publisher_has_an_id_and_a_clock_of_its_own() -> None:
 
 
 def test_a_clock_that_is_given_is_the_callers() -> None:
-    """It is not updated; 0 is a time like any other."""
+    """The publisher doesn't update it to the time; 0 is a time like any other."""
     clock, message = Clock(), Str("a")
     Publisher(Memory(), clock, mapping=to_json).publish_committed(message)
     assert clock.value == clock_of(message.uuid) == 160
@@ -100,7 +101,7 @@ class Unframeable(Str):
 
 
 def no_journals(message: object) -> tuple[str, str]:
-    """Map to nothing."""
+    """Raise the error for no journals."""
     raise EmptyListResponse
 
 
@@ -129,7 +130,7 @@ FAILURES = {
 def test_error_leaves_nothing(
     failure: tuple[Any, Any, bool, Any], act: Callable[[Publisher], Any]
 ) -> None:
-    """No tick, no bytes, no transaction; and it may be tried again."""
+    """No tick, bytes or transaction remain; the next attempt succeeds."""
     make, mapping, is_full, error = failure
     journals, clock = Memory(), Clock(1000)
     publisher = Publisher(journals, clock)
@@ -147,7 +148,7 @@ def test_error_leaves_nothing(
 
 
 def test_append_that_is_uncertain() -> None:
-    """Its clock is used up; a transaction of it is never committed."""
+    """Its clock is not used again; its transaction can't be committed."""
     journals, clock = Memory(), Clock(1000)
     journals.error = AppendUncertain("no answer")
     for act, ends in zip(ACTS, (False, True), strict=True):
@@ -166,7 +167,7 @@ def test_append_that_is_uncertain() -> None:
 
 
 def test_committed_within_an_own_transaction_is_refused() -> None:
-    """Readers would drop the transaction; in another journal it may be."""
+    """Readers would drop the transaction; in another journal it is allowed."""
     journals = Memory()
     publisher = Publisher(journals, Clock())
     publisher.publish_uncommitted(Str("one"), to_json)
@@ -182,7 +183,7 @@ def test_committed_within_an_own_transaction_is_refused() -> None:
 
 
 def test_uncommitted_messages_are_published_one_at_a_time() -> None:
-    """Also out of a mapping; after an error the next may."""
+    """A mapping can't publish another one; after that error publishing works again."""
     publisher = Publisher(Memory(), Clock())
 
     def within(message: object) -> tuple[str, str]:
@@ -195,7 +196,7 @@ def test_uncommitted_messages_are_published_one_at_a_time() -> None:
 
 
 def test_without_a_mapping_nothing_is_published() -> None:
-    """The call's counts for more than the publisher's."""
+    """A mapping given to the call takes precedence over the publisher's."""
     journals = Memory()
     with pytest.raises(LocalProtocolError, match="no mapping: give one"):
         Publisher(journals).publish_committed(Str("a"))
@@ -205,7 +206,7 @@ def test_without_a_mapping_nothing_is_published() -> None:
 
 
 async def test_values_are_published_to_the_journals_of_the_appender() -> None:
-    """An object is made a message; a mapping may lack its journals."""
+    """Objects become messages; a mapping without journals uses the appender's."""
     journals = Memory()
     mapping = Unbound(modulo, lambda message, hasher: hasher.write(message["k"]))
     publisher = Publisher(journals, Clock(), mapping=mapping, producer=A)
@@ -222,13 +223,13 @@ class Key(Str):
 
 
 def to_json_k(message: JsonMessage) -> tuple[str, str]:
-    """Map by a key that is no JSON."""
+    """Map to journal a, making the key's bytes text that JSON can hold."""
     message.value["k"] = message["k"].decode()
     return "a", JSON
 
 
 def test_messages_that_hold_no_uuid_are_counted() -> None:
-    """They are delivered at least once."""
+    """They are counted because they are only delivered at least once."""
 
     class Without(Str):
         def set_uuid(self, uuid: object) -> None:
@@ -243,7 +244,7 @@ def test_messages_that_hold_no_uuid_are_counted() -> None:
 
 
 def test_intents_are_built_once() -> None:
-    """One for each journal, of the type and framing that were first there."""
+    """Each journal gets one, of its first message's type and framing."""
     journals, clock = Memory(), Clock()
     publisher = Publisher(journals, clock, producer=A)
     fixed = "application/x-protobuf-fixed"
@@ -269,7 +270,7 @@ def _always(target: tuple[str, str], message: object) -> tuple[str, str]:
 
 
 def test_intent_is_as_wide_as_the_first_record() -> None:
-    """A reader of CSV takes no other."""
+    """A reader of CSV accepts no record of another width."""
     publisher = Publisher(Memory(), Clock(), mapping=lambda _: ("a", "text/csv"))
     for fields in (["1", "2"], ["1", "2", "3"]):
         publisher.publish_uncommitted(fields)
@@ -278,7 +279,7 @@ def test_intent_is_as_wide_as_the_first_record() -> None:
 
 
 def test_threads_publish_committed_messages() -> None:
-    """In each journal the clocks rise."""
+    """The clocks rise in each journal, and no message is lost."""
     from threading import Lock
 
     class Ordered(Memory):
@@ -321,7 +322,7 @@ def test_threads_publish_committed_messages() -> None:
 
 
 def test_protocols_are_seen_in_messages() -> None:
-    """Without being named by them."""
+    """Classes needn't name a protocol to implement it."""
     assert isinstance(Str(), Message)
     assert not isinstance({}, Message)
     assert Str().uuid == NO_UUID
@@ -331,7 +332,7 @@ def test_protocols_are_seen_in_messages() -> None:
 def test_transaction_is_rolled_back(
     caplog: pytest.LogCaptureFixture, *, before: bool
 ) -> None:
-    """Whatever is known of its producer; another may follow (issue 24)."""
+    """Its messages are never read, and another transaction may follow (issue 24)."""
     journals, sequencer, read = Memory(), Sequencer(), []
     publisher = Publisher(journals, mapping=to_json)
 
@@ -365,7 +366,7 @@ def test_transaction_is_rolled_back(
 
 
 def test_what_drops_a_transaction_is_reported_before_it_begins() -> None:
-    """Once for each journal and transaction; one that is killed can't report it (issue 24)."""
+    """Later the publisher may be dead; each journal is reported once (issue 24)."""
     journals, told = Memory(), list[tuple[AckIntent, int]]()
 
     def opening(intent: AckIntent) -> None:
@@ -383,7 +384,7 @@ def test_what_drops_a_transaction_is_reported_before_it_begins() -> None:
 
 
 def test_transaction_does_not_begin_where_that_can_not_be_kept() -> None:
-    """It is as if nothing had been published (issue 24)."""
+    """If ``opening`` fails, it is as if nothing had been published (issue 24)."""
     journals, clock = Memory(), Clock(1000)
 
     def opening(_: AckIntent) -> None:
@@ -399,7 +400,7 @@ def test_transaction_does_not_begin_where_that_can_not_be_kept() -> None:
 
 
 def test_transaction_at_the_beginning_of_time_is_not_rolled_back() -> None:
-    """A UUID of clock 0 is none: its message would be delivered (issue 24)."""
+    """A UUID of clock 0 counts as none, so the message is delivered (issue 24)."""
     told: list[AckIntent] = []
     publisher = Publisher(Memory(), Clock(tick=1), mapping=to_json, opening=told.append)
     publisher.publish_uncommitted(Str("one"))

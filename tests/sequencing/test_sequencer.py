@@ -1,4 +1,4 @@
-"""What the sequencer makes of messages: the real package's scenarios, and properties."""
+"""The sequencer: scenarios recorded from the real package, and properties."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SCENARIOS = {one["id"]: one for one in VECTORS["scenarios"]}
 
 
 class Scenario:
-    """Performs the steps of a scenario."""
+    """Runs the steps of a scenario against a sequencer."""
 
     def __init__(self, scenario: dict[str, Any]) -> None:
         self.envelopes = []
@@ -58,7 +58,7 @@ class Scenario:
         self.checkpointed = Checkpoint({}, [])
 
     def queue(self, index: int, outcome: str, numbers: list[int] | None) -> None:
-        """Queue, and compare the outcome and the state."""
+        """Queue a message, and compare the outcome and the state."""
         envelope = self.envelopes[index]
         assert self.sequencer.queue_uncommitted(envelope).value == outcome
         producer = int.from_bytes(PRODUCERS[self.rows[index][1]], "big")
@@ -70,7 +70,7 @@ class Scenario:
             assert [span.last, span.top, span.begin] == numbers
 
     def replay(self, *expected: object) -> None:
-        """Expect that a replay is wanted, and start it."""
+        """Check that a replay is required, and start it."""
         with pytest.raises(MustStartReplay, match=r"^must start reader$"):
             self.sequencer.deque_committed()
         found = self.sequencer.replay_range()
@@ -83,18 +83,18 @@ class Scenario:
         )
 
     def step(self, expected: int | str) -> None:
-        """Dequeue, and compare."""
+        """Dequeue a message, and compare it."""
         found = self.sequencer.deque_committed()
         assert found is (
             None if isinstance(expected, str) else self.envelopes[expected]
         )
 
     def pending(self, expected: bool) -> None:
-        """Compare whether spans are open."""
+        """Check whether spans are open."""
         assert self.sequencer.has_pending() is expected
 
     def checkpoint(self, horizon: int, offsets: object, states: list[Any]) -> None:
-        """Take one, and compare."""
+        """Take a checkpoint, and compare it."""
         self.checkpointed = self.sequencer.checkpoint(horizon / 1e9)
         assert self.checkpointed.offsets == offsets
         assert sorted(self.checkpointed.states) == sorted(
@@ -103,20 +103,20 @@ class Scenario:
         )
 
     def recover(self, ring: int) -> None:
-        """Go on from the last checkpoint."""
+        """Start a new sequencer from the last checkpoint."""
         self.sequencer = Sequencer(*self.checkpointed, ring=ring)
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_scenario_of_the_real_package(name: str) -> None:
-    """Outcomes, states, ranges of replays, deliveries, checkpoints."""
+    """Outcomes, states, replay ranges, deliveries and checkpoints are the same."""
     scenario = Scenario(SCENARIOS[name])
     for act, *arguments in SCENARIOS[name]["ops"]:
         getattr(scenario, act)(*arguments)
 
 
 def test_outcomes_have_the_names_of_the_real_package() -> None:
-    """All ten."""
+    """The scenarios cover all outcomes."""
     seen = {
         op[2]
         for scenario in SCENARIOS.values()
@@ -130,7 +130,7 @@ def test_outcomes_have_the_names_of_the_real_package() -> None:
 
 
 def dequeued(sequencer: Sequencer, log: JournalHistory) -> Iterator[Envelope]:
-    """Return what can be dequeued, with replays."""
+    """Yield all messages that can be dequeued, doing replays as needed."""
     while True:
         try:
             found = sequencer.deque_committed()
@@ -144,7 +144,7 @@ def dequeued(sequencer: Sequencer, log: JournalHistory) -> Iterator[Envelope]:
 
 
 def read(log: JournalHistory, ring: int) -> list[tuple[bytes, int]]:
-    """Return what is delivered with a ring of that size."""
+    """Return what is delivered with a ring of a given size."""
     sequencer, found = Sequencer(ring=ring), list[tuple[bytes, int]]()
     for message in log.messages:
         sequencer.queue_uncommitted(message)
@@ -157,13 +157,13 @@ RINGS = 0, 1, 2, 3, 5, 1000
 
 
 def check_rings(log: JournalHistory) -> None:
-    """Compare all rings with the model."""
+    """Assert that all ring sizes deliver the same as the model."""
     for ring in RINGS:
         assert read(log, ring) == log.delivered
 
 
 def check_crashes(log: JournalHistory, events: list[Crash]) -> None:
-    """Compare what crashes leave with the model."""
+    """Assert that despite crashes the same is delivered as by the model."""
     sequencer, kept, position = Sequencer(ring=3), Checkpoint({}, []), 0
     found: list[tuple[bytes, int]] = []
     sure = 0
@@ -180,7 +180,7 @@ def check_crashes(log: JournalHistory, events: list[Crash]) -> None:
             crashed = True
             return
         kept = sequencer.checkpoint()
-        # The last one has not been processed while the span is not at its end.
+        # The last message counts as unprocessed until the span is at its end.
         sure = len(found) - (1 if sequencer._delivered is not None else 0)
         steps, crash, ring = next(schedule, NEVER)
 
@@ -209,19 +209,19 @@ def check_crashes(log: JournalHistory, events: list[Crash]) -> None:
 @settings(deadline=None, max_examples=300)
 @given(histories())
 def test_ring_changes_nothing(log: JournalHistory) -> None:
-    """Whatever its size, the model's messages come in the model's order."""
+    """With any ring size the model's messages come in the model's order."""
     check_rings(log)
 
 
 @settings(deadline=None, max_examples=300)
 @given(histories(), crashes())
 def test_crash_changes_nothing(log: JournalHistory, events: list[Crash]) -> None:
-    """Wherever it happens, whatever the checkpoint was, and the next ring is."""
+    """This holds for any place, checkpoint, and size of the next ring."""
     check_crashes(log, events)
 
 
 def thrown_history(dice: Random) -> JournalHistory:
-    """Return a history by dice, which Hypothesis takes ten times as long to draw."""
+    """Return a history drawn by dice; Hypothesis takes ten times as long to draw it."""
     acts = [ProducerAct.CONTINUE] * 4 + [*ProducerAct]
     return JournalHistory.of(
         [
@@ -235,7 +235,7 @@ def thrown_history(dice: Random) -> JournalHistory:
 @pytest.mark.timeout(900)
 @diced(400)
 def test_ring_changes_nothing_at_length(dice: Random) -> None:
-    """Ten thousand logs."""
+    """Ten thousand histories."""
     check_rings(thrown_history(dice))
 
 
@@ -243,7 +243,7 @@ def test_ring_changes_nothing_at_length(dice: Random) -> None:
 @pytest.mark.timeout(900)
 @diced(400)
 def test_crash_changes_nothing_at_length(dice: Random) -> None:
-    """Ten thousand logs."""
+    """Ten thousand histories."""
     events = [
         Crash(dice.randint(1, 12), dice.random() < 0.5, dice.choice(RINGS))
         for _ in range(dice.randint(0, 12))
@@ -260,7 +260,7 @@ def test_crash_changes_nothing_at_length(dice: Random) -> None:
     st.sampled_from([0, 1, 2, 5]),
 )
 def test_no_log_is_too_bad(acts: list[tuple[bytes, int, int]], ring: int) -> None:
-    """Whatever faulty producers write, nothing is raised, and states can be taken."""
+    """Whatever faulty producers write, nothing raises, and checkpoints can be taken."""
     log = JournalHistory([envelope(*act, at) for at, act in enumerate(acts)], [])
     sequencer = Sequencer(ring=ring)
     for message in log.messages:
@@ -273,7 +273,7 @@ def test_no_log_is_too_bad(acts: list[tuple[bytes, int, int]], ring: int) -> Non
 
 
 def queued(*messages: Envelope, ring: int = 8192) -> Sequencer:
-    """Return a sequencer that was given messages, all of them dequeued but the last."""
+    """Return a sequencer to which messages were queued, the last not yet dequeued."""
     sequencer = Sequencer(ring=ring)
     for message in messages:
         assert sequencer.deque_committed() is None
@@ -282,7 +282,7 @@ def queued(*messages: Envelope, ring: int = 8192) -> Sequencer:
 
 
 def test_all_has_to_be_dequeued_before_the_next_is_queued() -> None:
-    """Neither are there states in between; a checkpoint may be taken."""
+    """Until then states can't be taken either, but a checkpoint can."""
     sequencer = queued(envelope(A, 1, 2, 0))
     for _ in range(2):
         with pytest.raises(LocalProtocolError, match="committed messages remain"):
@@ -291,7 +291,7 @@ def test_all_has_to_be_dequeued_before_the_next_is_queued() -> None:
             sequencer.producer_states()
         assert sequencer.checkpoint() == ({}, [("j", A, 0, 0)])
         sequencer.deque_committed()
-    # The last call ended it.
+    # The last call returned None, so everything is dequeued.
     sequencer.queue_uncommitted(envelope(A, 2, 1, 1))
     assert sequencer.producer_states() == [("j", A, 1, 102)]
     assert sequencer.checkpoint().offsets == {"j": 202}
@@ -299,14 +299,14 @@ def test_all_has_to_be_dequeued_before_the_next_is_queued() -> None:
 
 @given(st.binary(min_size=6, max_size=6), st.integers(1, (1 << 64) - 1))
 def test_uuids_are_read_to_the_last_bit(producer: bytes, clock: int) -> None:
-    """Of any producer and clock; it is done apart from ``clock_of``."""
+    """This holds for any producer and clock; the sequencer doesn't use ``clock_of``."""
     sequencer = queued(envelope(producer, clock, 0, 0))
     assert list(dequeued(sequencer, JournalHistory([], [])))
     assert sequencer.producer_states() == [("j", producer, clock, -1)]
 
 
 def test_checkpoint_is_a_copy() -> None:
-    """What comes later does not change it."""
+    """Later messages don't change it."""
     sequencer = queued(envelope(A, 1, 1, 0))
     before = sequencer.checkpoint()
     sequencer.queue_uncommitted(envelope(A, 2, 1, 1))
@@ -315,7 +315,7 @@ def test_checkpoint_is_a_copy() -> None:
 
 @pytest.mark.parametrize("act", ["replay_range", "start"])
 def test_replay_that_is_not_wanted_is_refused(act: str) -> None:
-    """With nothing to dequeue, with a span that is held, and with one under way."""
+    """With nothing to dequeue, with a span held in the ring, or during a replay."""
 
     def replay(sequencer: Sequencer) -> None:
         with pytest.raises(LocalProtocolError, match="no replay is to be started"):
@@ -332,7 +332,7 @@ FEED = [envelope(B, 1, 1, 0), envelope(A, 2, 1, 1), envelope(A, 3, 2, 2)]
 
 
 def moved(message: Envelope, **fields: Any) -> Envelope:  # noqa: ANN401
-    """Return it with other fields."""
+    """Return a message with some fields replaced."""
     return message._replace(**fields)
 
 
@@ -361,7 +361,7 @@ def failing(error: Exception) -> Iterator[Envelope]:
     ],
 )
 def test_replay_that_gives_something_else(feed: Any, error: str) -> None:  # noqa: ANN401
-    """The texts are those of the real package; another replay may do better."""
+    """The errors have the real package's texts; another replay may be started."""
     sequencer = queued(*FEED, ring=0)
     for _ in range(2):
         with pytest.raises(MustStartReplay):
@@ -378,7 +378,7 @@ def test_replay_that_gives_something_else(feed: Any, error: str) -> None:  # noq
 
 
 def test_replay_may_end_where_the_ring_begins() -> None:
-    """To the byte; what others wrote in between is passed over."""
+    """It may end exactly there; messages of other producers in between are skipped."""
     messages = [envelope(A, 1, 1, 0), envelope(B, 1, 1, 1), envelope(A, 2, 2, 2)]
     messages[1] = moved(messages[1], end=204)
     sequencer = queued(*messages, ring=1)
@@ -388,7 +388,7 @@ def test_replay_may_end_where_the_ring_begins() -> None:
 
 
 def test_replay_that_failed_midway_goes_on_from_there() -> None:
-    """What was delivered is not delivered again."""
+    """Messages that were already delivered are not delivered again."""
     messages = [envelope(A, n, 1, n) for n in (1, 2, 3)] + [envelope(A, 4, 2, 4)]
 
     def broken() -> Iterator[Envelope]:
@@ -407,7 +407,7 @@ def test_replay_that_failed_midway_goes_on_from_there() -> None:
 
 
 def test_replay_may_wait() -> None:
-    """The dequeue is tried again."""
+    """The caller tries the dequeue again after ``ReplayWaits``."""
     sequencer = queued(*FEED, ring=0)
 
     class Slow:
@@ -431,7 +431,7 @@ def test_replay_may_wait() -> None:
 def test_unknown_flags_are_logged_once_for_each_producer(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """And handled as OUTSIDE_TXN."""
+    """The messages are handled as OUTSIDE_TXN."""
     sequencer = Sequencer()
     for at, (producer, flags) in enumerate([(A, 3), (A, 0x100), (B, 7), (A, 0)]):
         message = envelope(producer, at + 1, flags, at)
@@ -447,7 +447,7 @@ def test_unknown_flags_are_logged_once_for_each_producer(
 def test_deep_rollback_is_logged_as_what_it_is(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """An acknowledgement of the same clock is an ordinary one."""
+    """It is logged as an error; an acknowledgement of the same clock is not."""
     sequencer = queued(envelope(A, 9, 2, 0))
     list(dequeued(sequencer, JournalHistory([], [])))
     sequencer.queue_uncommitted(envelope(A, 9, 2, 1))
@@ -465,7 +465,7 @@ def test_deep_rollback_is_logged_as_what_it_is(
 def test_committed_message_within_a_span_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The span is dropped."""
+    """The span is dropped, and the message delivered."""
     sequencer = queued(envelope(A, 1, 1, 0), envelope(A, 2, 0, 1))
     assert caplog.messages == [
         (
@@ -483,7 +483,7 @@ def test_committed_message_within_a_span_is_logged(
 def test_message_behind_which_a_checkpoint_was_is_no_open_span(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """It is read again, and what follows it drops nothing (issue 24)."""
+    """If it is read again, the next message drops no span (issue 24)."""
     message = envelope(A, 1, 0, 0)
     before = queued(message)
     assert before.deque_committed() is not None
@@ -497,7 +497,7 @@ def test_message_behind_which_a_checkpoint_was_is_no_open_span(
 
 
 def test_messages_without_uuid_are_counted() -> None:
-    """Each is delivered, as often as it is there; nothing is known of a producer."""
+    """Each is delivered as often as it is there, and belongs to no producer."""
     sequencer = Sequencer(ring=2)
     message = Envelope("j", 0, 100, Opaque())
     for count in (1, 2, 3):
@@ -509,7 +509,7 @@ def test_messages_without_uuid_are_counted() -> None:
 
 
 def test_message_of_clock_0_leaves_what_is_acknowledged() -> None:
-    """A faulty producer's: a replay delivers it twice, and no duplicate for it."""
+    """A replay delivers it twice, but not the duplicate of another message."""
     messages = [envelope(A, 6, 1, 0), envelope(A, 0, 1, 1), envelope(A, 6, 1, 2)]
     messages.append(envelope(A, 13, 2, 3))
     log = JournalHistory(messages, [])
@@ -518,7 +518,7 @@ def test_message_of_clock_0_leaves_what_is_acknowledged() -> None:
 
 
 def test_payloads_are_let_go() -> None:
-    """Once they are delivered, rolled back, or out of the ring."""
+    """They are freed once delivered, rolled back, or dropped from the ring."""
     import weakref
 
     class Payload(Opaque):
@@ -549,7 +549,7 @@ def test_payloads_are_let_go() -> None:
 
 
 def test_pending_since_offsets() -> None:
-    """Open spans that begin there, or behind it."""
+    """Only open spans that begin at an offset, or after it, count as pending."""
     sequencer = queued(envelope(A, 1, 1, 3), envelope(B, 1, 2, 4))
     list(dequeued(sequencer, JournalHistory([], [])))
     assert sequencer.has_pending({})
@@ -567,7 +567,7 @@ def test_pending_since_offsets() -> None:
 
 
 def test_producers_are_pruned_within_their_journal() -> None:
-    """By the age of their newest message, against the newest acknowledgement."""
+    """Their newest message's age counts, relative to the newest acknowledgement."""
     sequencer = Sequencer()
     for journal, producer, clock in (
         ("j", A, 16_000), ("j", B, 16_320), ("k", C, 10)
@@ -584,7 +584,7 @@ def test_producers_are_pruned_within_their_journal() -> None:
 
 
 def test_no_producer_is_forgotten_unless_that_is_asked_for() -> None:
-    """However long it has been silent."""
+    """Without a horizon, states are kept however long a producer has been silent."""
     sequencer = Sequencer()
     for producer, clock in ((A, 16), (B, 10**12)):
         sequencer.queue_uncommitted(envelope(producer, clock, 0, 0))
@@ -594,7 +594,7 @@ def test_no_producer_is_forgotten_unless_that_is_asked_for() -> None:
 
 
 def test_producer_with_an_open_span_is_as_old_as_its_newest_message() -> None:
-    """Not as its last acknowledgement."""
+    """The age doesn't count from its last acknowledgement."""
     sequencer = queued(
         envelope(A, 16_000, 1, 0), envelope(A, 32_000, 1, 1), envelope(B, 32_000, 0, 2)
     )
@@ -603,7 +603,7 @@ def test_producer_with_an_open_span_is_as_old_as_its_newest_message() -> None:
 
 
 def test_journals_are_apart() -> None:
-    """One producer's spans in two of them."""
+    """A producer has separate spans in two journals."""
     one, two = envelope(A, 1, 1, 0), envelope(A, 1, 1, 0, journal="k")
     sequencer = queued(one, two, envelope(A, 2, 2, 1))
     assert [found.journal for found in dequeued(sequencer, JournalHistory([], []))] == [

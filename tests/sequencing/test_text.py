@@ -1,4 +1,4 @@
-"""JSON and CSV, byte by byte."""
+"""JSON and CSV framings, compared byte by byte."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HTML = "<a>&'\u2028\u00e9\u2603\U0001f600\t\"\\/"
 
 
 class Whatever:
-    """A message that is any JSON."""
+    """A message that holds any JSON value."""
 
     value: Any
 
@@ -35,12 +35,12 @@ class Whatever:
         return self.value
 
     def from_json(self, value: object) -> None:
-        """Take another."""
+        """Replace the value."""
         self.value = value
 
 
 def fed(data: bytes, size: int = 0, *, max_frame: int = 1 << 20) -> FrameBuffer:
-    """Return a buffer of a whole journal."""
+    """Return a buffer that was fed a whole journal."""
     buffer = FrameBuffer(max_frame=max_frame)
     buffer.feed(data)
     buffer.feed_end()
@@ -65,7 +65,7 @@ def fed(data: bytes, size: int = 0, *, max_frame: int = 1 << 20) -> FrameBuffer:
     ),
 )
 def test_json_is_that_of_the_real_package(row: dict[str, str], value: object) -> None:
-    """Escapes, order of keys, floats, what is no text."""
+    """Escapes, the order of keys, floats, and invalid UTF-8 are the same."""
     written, message = BytesIO(), Whatever()
     message.value = value
     JsonFraming().marshal(message, written)
@@ -97,7 +97,7 @@ def test_json_is_that_of_the_real_package(row: dict[str, str], value: object) ->
     ],
 )
 def test_floats_have_the_fewest_digits(value: float, text: str) -> None:
-    """Plain from a millionth to below 1e21, else with an exponent."""
+    """They are plain from 1e-6 to below 1e21, and have an exponent otherwise."""
     assert encode_json(value) == text.encode()
     assert (
         encode_json({"b": [value], "a": "1.5"})
@@ -107,7 +107,7 @@ def test_floats_have_the_fewest_digits(value: float, text: str) -> None:
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_floats_come_back(value: float) -> None:
-    """All of them."""
+    """Every finite float is read back as the same value."""
     assert float(encode_json(value)) == value
 
 
@@ -119,7 +119,7 @@ JSONABLE = st.recursive(
 
 @given(JSONABLE)
 def test_json_comes_back(value: object) -> None:
-    """Whatever has no floats, by either of the ways to write it."""
+    """Both encoders, with and without floats, write the same JSON for a value."""
     data = encode_json(value)
     assert json.loads(data) == value
     assert encode_json([1.5, value]) == b"[1.5," + data + b"]"
@@ -127,7 +127,7 @@ def test_json_comes_back(value: object) -> None:
 
 
 def test_escapes_of_control_characters() -> None:
-    """A backslash before a letter is none."""
+    """An escaped backslash before a letter is not taken for an escape."""
     assert encode_json("\b\f\\b\n\x01\x7f") == rb'"\u0008\u000c\\b\n\u0001' + b'\x7f"'
 
 
@@ -139,19 +139,19 @@ def test_json_has_no_such_number(value: object) -> None:
 
 
 def test_keys_are_text() -> None:
-    """Beside a float; json alone would make it text."""
+    """A key of another type is refused; ``json`` itself would make it text."""
     with pytest.raises(TypeError, match="expected keys of type str, got int"):
         encode_json({1: 1.5})
 
 
 def test_keys_may_stand_as_they_were_set() -> None:
-    """As in a struct."""
+    """Keys keep the order of a struct's fields with ``sort_keys=False``."""
     assert encode_json({"b": 1, "a": 2}, sort_keys=False) == b'{"b":1,"a":2}'
     assert encode_json({"b": 1.5, "a": 2}, sort_keys=False) == b'{"b":1.5,"a":2}'
 
 
 def read(framing: Any, message: Any, data: bytes, found: Any) -> list[object]:  # noqa: ANN401
-    """Return what ``found`` takes from the message, and errors as their class."""
+    """Return what ``found`` returns for each message, the errors, and a final EOF."""
     buffer = fed(data)
     unmarshal = framing.unmarshaller(buffer)
     results: list[object] = []
@@ -167,7 +167,7 @@ def read(framing: Any, message: Any, data: bytes, found: Any) -> list[object]:  
 
 
 def check(results: list[object], expected: list[Any]) -> None:
-    """Compare with the real package, errors by their being one."""
+    """Compare with the real package; of most errors only that there is one."""
     if expected[-1] == "ERR unexpected EOF":
         assert isinstance(results[-2], UnexpectedEnd)
         expected = [*expected, "ERR EOF"]
@@ -187,7 +187,7 @@ def check(results: list[object], expected: list[Any]) -> None:
     "row", VECTORS["jsonl_unmarshal"], ids=lambda row: row["bytes"]
 )
 def test_json_is_read_as_the_real_package_does(row: dict[str, Any]) -> None:
-    """An error is that of its line."""
+    """An error concerns only its line."""
     results = read(JsonFraming(), Whatever(), row["bytes"].encode(), lambda m: m.value)
     check(results, row["results"])
 
@@ -196,20 +196,20 @@ def test_json_is_read_as_the_real_package_does(row: dict[str, Any]) -> None:
     "line", [b"NaN", b"[Infinity]", b"[" * 100_000, b'"\xff"x', b"1" * 5000]
 )
 def test_lines_that_are_no_json(line: bytes) -> None:
-    """Among them those that Python takes, or stumbles over."""
+    """They include lines that Python's parser would accept, or fail on otherwise."""
     results = read(JsonFraming(), Whatever(), line + b"\n1\n", lambda m: m.value)
     assert isinstance(results[0], FrameError)
     assert results[1:] == [1, EOFError]
 
 
 def test_bytes_that_are_no_text() -> None:
-    """They are replaced, as Go does."""
+    """Invalid UTF-8 is replaced, as in Go."""
     results = read(JsonFraming(), Whatever(), b'"a\xffz"\n', lambda m: m.value)
     assert results == ["a\ufffdz", EOFError]
 
 
 def test_json_waits_for_its_line() -> None:
-    """Nothing is taken before."""
+    """Nothing is read before the line is complete."""
     buffer, message = FrameBuffer(), Whatever()
     unmarshal = JsonFraming().unmarshaller(buffer)
     buffer.feed(b"[1")
@@ -220,7 +220,7 @@ def test_json_waits_for_its_line() -> None:
 
 
 def test_message_may_write_its_own_line() -> None:
-    """And is read as others."""
+    """A message with ``marshal_json_to`` writes its own line."""
 
     class Own(Whatever):
         def marshal_json_to(self, writer: ByteWriter) -> None:
@@ -236,7 +236,7 @@ def test_message_may_write_its_own_line() -> None:
     [(JsonFraming(), "JsonFrameable"), (CsvFraming(), "CsvFrameable")],
 )
 def test_message_that_lacks_what_text_asks(framing: Any, protocol: str) -> None:  # noqa: ANN401
-    """Both are named."""
+    """The error names the message's type and the framing."""
     expected = f"^Opaque can't be framed as {framing.content_type}: it is no {protocol}"
     with pytest.raises(NotFrameable, match=expected):
         framing.marshal(Opaque(), BytesIO())
@@ -245,7 +245,7 @@ def test_message_that_lacks_what_text_asks(framing: Any, protocol: str) -> None:
 
 
 def test_json_message_needs_an_object() -> None:
-    """And a UUID that is one."""
+    """The line must be an object, and its UUID, if any, valid."""
     results = read(
         JsonFraming(),
         JsonMessage(),
@@ -262,7 +262,7 @@ def test_json_message_needs_an_object() -> None:
 
 @pytest.mark.parametrize("row", VECTORS["csv_marshal"], ids=lambda row: row["bytes"])
 def test_csv_is_that_of_the_real_package(row: dict[str, Any]) -> None:
-    """What it quotes, and what not."""
+    """The same fields are quoted."""
     written = BytesIO()
     CsvFraming().marshal(CsvRecord(row["record"]), written)
     assert written.getvalue() == row["bytes"].encode()
@@ -270,13 +270,13 @@ def test_csv_is_that_of_the_real_package(row: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("row", VECTORS["csv_unmarshal"], ids=lambda row: row["bytes"])
 def test_csv_is_read_as_the_real_package_does(row: dict[str, Any]) -> None:
-    """An error is that of its record."""
+    """An error concerns only its record."""
     results = read(CsvFraming(), CsvRecord(), row["bytes"].encode(), lambda m: m.fields)
     check(results, row["results"])
 
 
 class Fields:
-    """A message that is any fields."""
+    """A message that holds any fields."""
 
     fields: list[str]
 
@@ -285,7 +285,7 @@ class Fields:
         return self.fields
 
     def unmarshal_csv(self, fields: list[str]) -> None:
-        """Take others."""
+        """Replace the fields."""
         self.fields = fields
 
 
@@ -313,7 +313,7 @@ class Fields:
     ],
 )  # fmt: skip
 def test_records(data: bytes, results: list[object]) -> None:
-    """Whole ones, and what is wrong with others."""
+    """Valid records are read; an error tells what is wrong with another."""
     found = read(CsvFraming(), Fields(), data, lambda m: m.fields)
     assert [getattr(one, "reason", one) for one in found] == [*results, EOFError]
 
@@ -328,7 +328,7 @@ TEXT = st.text(st.characters(exclude_characters="\r", exclude_categories=["Cs"])
     st.lists(st.integers(1, 20)),
 )
 def test_records_come_back(records: list[list[str]], sizes: list[int]) -> None:
-    """However their bytes are cut."""
+    """They are read correctly however the bytes are split."""
     data = b"".join(map(encode_csv, records))
     buffer, message, found = FrameBuffer(), Fields(), list[list[str]]()
     unmarshal = CsvFraming().unmarshaller(buffer)
@@ -349,7 +349,7 @@ def test_records_come_back(records: list[list[str]], sizes: list[int]) -> None:
 
 
 def test_record_is_awaited_inside_a_quoted_field() -> None:
-    """A line feed there ends no record."""
+    """A line feed inside a quoted field doesn't end the record."""
     buffer, message = FrameBuffer(), Fields()
     unmarshal = CsvFraming().unmarshaller(buffer)
     buffer.feed(b'x,"a\n')
@@ -360,7 +360,7 @@ def test_record_is_awaited_inside_a_quoted_field() -> None:
 
 
 def test_record_beyond_the_limit_is_dropped() -> None:
-    """That line alone."""
+    """Only that line is dropped, and the next record is read."""
     buffer, message = FrameBuffer(max_frame=9), Fields()
     unmarshal = CsvFraming().unmarshaller(buffer)
     buffer.feed(b"x,y\n" + b"a" * 10)

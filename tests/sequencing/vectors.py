@@ -1,4 +1,4 @@
-"""What the real package did: ``gazette.json``."""
+"""Results recorded from the real package: ``gazette.json``."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ WHOLE = (
 
 
 def test_columns_show_whether_they_may_be_null() -> None:
-    """And mostly they do not declare it."""
+    """Columns that declare nothing about null have None."""
     assert [(c.name, c.nullable) for c in columns_of(WHOLE)] == [
         ("id", False),
         ("a.`b", True),
@@ -27,7 +27,7 @@ def test_columns_show_whether_they_may_be_null() -> None:
 
 
 def test_types_are_called_as_spark_calls_them() -> None:
-    """With what is in their brackets (issue 23)."""
+    """Spark's names are used, for inner types as well (issue 23)."""
     names = "id byte, d dec, n numeric(5), " + WHOLE.replace("id LONG", "l LONG")
     assert [str(column.type) for column in columns_of(names)] == [
         "tinyint",
@@ -51,7 +51,7 @@ def test_types_are_called_as_spark_calls_them() -> None:
 
 
 def test_spark_gets_what_it_knows() -> None:
-    """Nothing else is changed."""
+    """``null`` is removed, as Spark's parser refuses it; nothing else is changed."""
     assert spark_ddl("a int null, b long not null, c int") == (
         "a int , b long not null, c int"
     )
@@ -86,20 +86,20 @@ def test_spark_gets_what_it_knows() -> None:
     ],
 )
 def test_what_is_wrong_is_reported_with_its_place(ddl: str, text: str) -> None:
-    """Before Spark is started (issue 23)."""
+    """Each error has its place, without Spark being started (issue 23)."""
     with pytest.raises(Invalid) as caught:
         DDL.read(ddl)
     assert str(caught.value).startswith(text)
 
 
 def test_right_ddl_is_read_as_it_is() -> None:
-    """Its columns are asked for later."""
+    """Valid DDL is kept as text; its columns are parsed when they are needed."""
     assert DDL.read(WHOLE) == WHOLE
 
 
 @given(st.text(st.sampled_from("ab`'\"<>(),: \\int arystuc"), max_size=30))
 def test_any_text_is_read_or_refused(ddl: str) -> None:
-    """And nothing else is raised."""
+    """Only ValueError is raised; the text for Spark declares the same columns."""
     try:
         columns = columns_of(ddl)
     except ValueError:

@@ -36,7 +36,7 @@ class Oven(Definition):
 
     @classmethod
     def rules(cls, given: Mapping[str, Any]) -> Iterable[Problem]:
-        """Return what contradicts itself."""
+        """Yield a problem if a heat is given with a fan."""
         if given.get("fan") is True and "heat" in given:
             yield broken(("heat",), "not with a fan")
 
@@ -56,7 +56,7 @@ class Kitchen(Definition):
 
 
 def test_fields_are_settings() -> None:
-    """With their names, kinds, defaults and places."""
+    """Settings have the names, defaults and places of the fields."""
     settings = settings_of(Kitchen)
     assert list(settings) == ["cook", "oven", "style", "from_"]
     assert settings["cook"].required
@@ -66,7 +66,7 @@ def test_fields_are_settings() -> None:
 
 
 def test_constructor_takes_what_people_write() -> None:
-    """Text, numbers, mappings, and what it has made itself."""
+    """Text, numbers and mappings are read as in a file."""
     kitchen = Kitchen(cook="x", oven={"time": "5m", "heat": "200"})  # type: ignore[arg-type]
     assert kitchen.oven == Oven(time=300.0, heat=200)
     assert Oven(time=None).time is None
@@ -86,14 +86,14 @@ def test_constructor_takes_what_people_write() -> None:
     ],
 )
 def test_constructor_names_what_it_wants(settings: dict[str, Any], text: str) -> None:
-    """The key, the value and the expectation."""
+    """The error names the key, the value and what was expected."""
     with pytest.raises(ConfigError) as caught:
         Kitchen(**settings)
     assert text in str(caught.value)
 
 
 def test_constructor_reports_all_that_is_wrong() -> None:
-    """Rules do not wait for values; true is no number."""
+    """Rules are checked even if values are wrong; True is not a number."""
     with pytest.raises(ConfigError) as caught:
         Oven(heat=True, time=-1, fan=True)
     assert caught.value.problems == (
@@ -104,14 +104,14 @@ def test_constructor_reports_all_that_is_wrong() -> None:
 
 
 def problems_of(section: Section, value: object) -> list[tuple[str, str]]:
-    """Return where what is wrong."""
+    """Return the place and the text of each problem."""
     with pytest.raises(Invalid) as caught:
         section.read(value)
     return [(".".join(map(str, p.loc)), p.shown()) for p in caught.value.problems]
 
 
 def test_mapping_is_read_as_its_class() -> None:
-    """A key has no underscore at its end."""
+    """A key in a file lacks the underscore at the end of its field's name."""
     section = Section.of(Kitchen)
     made = section.read({"cook": "x", "oven": {"fan": "true"}, "from": "now"})
     assert made == Kitchen(cook="x", oven=Oven(fan=True), from_="now")
@@ -119,7 +119,7 @@ def test_mapping_is_read_as_its_class() -> None:
 
 
 def test_all_that_is_wrong_in_a_mapping_is_reported() -> None:
-    """Also what is missing, what is unknown, and where it belongs."""
+    """Missing and unknown keys are reported, too, with the place they belong to."""
     found = problems_of(Section.of(Kitchen), {"heat": 1, "oven": {"time": "x"}})
     assert found == [
         ("heat", "unknown key (did you mean 'oven.heat'?)"),
@@ -136,14 +136,14 @@ def test_all_that_is_wrong_in_a_mapping_is_reported() -> None:
     [({"cok": "I"}, ["cok"]), ({"ovne": {}}, ["ovne", "cook"]), ({}, ["cook"])],
 )
 def test_misspelt_key_is_one_mistake(value: dict[str, Any], keys: list[str]) -> None:
-    """The right one is not missing as well (issue 11)."""
+    """The key that was meant is not reported as missing as well (issue 11)."""
     with pytest.raises(Invalid) as caught:
         Section.of(Kitchen).read(value)
     assert [problem.loc for problem in caught.value.problems] == [(k,) for k in keys]
 
 
 def test_place_decides_which_keys_there_are() -> None:
-    """Also inside of a mapping."""
+    """The keys of an inner mapping depend on the place, too."""
     assert list(Section.of(Oven, Place.WRITE).keys) == ["heat", "time"]
     found = problems_of(
         Section.of(Kitchen, Place.WRITE), {"cook": "x", "oven": {"fan": "true"}}
@@ -152,7 +152,7 @@ def test_place_decides_which_keys_there_are() -> None:
 
 
 def test_rules_know_that_a_value_could_not_be_read() -> None:
-    """It was given all the same."""
+    """Rules are given ``UNREAD`` as such a value."""
     seen: list[object] = []
 
     def rules(given: Mapping[str, Any]) -> Iterable[Problem]:
@@ -164,7 +164,7 @@ def test_rules_know_that_a_value_could_not_be_read() -> None:
 
 
 def test_errors_of_what_a_mapping_stands_for_are_its_own() -> None:
-    """They may quote what must not be shown."""
+    """They may quote a value that must not be shown, so they can be hidden."""
 
     def make(given: dict[str, Any]) -> object:
         raise ConfigError(["no", "never"])
@@ -176,7 +176,7 @@ def test_errors_of_what_a_mapping_stands_for_are_its_own() -> None:
 
 
 def test_many_unknown_keys_are_reported_in_one_line() -> None:
-    """To look for what each could mean takes time (issue 23)."""
+    """Looking for a suggestion for each key would take too long (issue 23)."""
     section = Section({})
     with pytest.raises(Invalid) as caught:
         section.read({f"key{i}": 1 for i in range(1000)})
@@ -193,7 +193,7 @@ def test_key_that_has_moved() -> None:
 
 
 def test_rest_of_a_mapping_that_stands_for_something() -> None:
-    """It is that, unless a part of it could not be read (issue 23)."""
+    """The object is made despite unknown keys, but not without a value (issue 23)."""
     keys = {name: Setting(name, Whole(), 0) for name in "ab"}
 
     def make(given: dict[str, Any]) -> int:
@@ -209,7 +209,7 @@ def test_rest_of_a_mapping_that_stands_for_something() -> None:
 
 
 def test_rule_ends_where_a_value_could_not_be_read() -> None:
-    """What it found before is reported; an attribute that never was is a mistake of ours."""
+    """Problems found before are kept; a misspelt attribute is still a bug."""
     with pytest.raises(Invalid) as caught:
         Section.of(Oven).read({"heat": "much", "time": "5s", "tiem": 1})
     oven: Any = caught.value.rest
@@ -228,7 +228,7 @@ def test_rule_ends_where_a_value_could_not_be_read() -> None:
 
 
 def test_settings_as_they_are_written() -> None:
-    """All of them as plain JSON, or one in a line."""
+    """``plain()`` has all of them as JSON, ``shown()`` has one in a line."""
     oven = Oven(heat=200, time=None)
     assert oven.plain() == {"heat": 200, "time": None, "fan": False}
     assert Oven().shown("time") == "1m"

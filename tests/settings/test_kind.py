@@ -10,7 +10,7 @@ from etlstage.settings.problem import Invalid
 
 
 def test_words_are_guessed() -> None:
-    """A word of a later version is no slip."""
+    """A similar word is suggested; a word of a later version is named as such."""
     choice = kind.Choice("fruit", {"apple": 1, "pear": 2}, later=("plum",))
     assert choice.read("apple") == choice.read(1) == 1
     assert choice.written(2) == "pear"
@@ -28,7 +28,7 @@ def test_words_are_guessed() -> None:
 
 
 def test_word_of_digits_may_be_written_as_a_number() -> None:
-    """As which YAML takes it; neither true nor 1.0 is one (issue 15)."""
+    """YAML reads such a word as a number; False and 0.0 are refused (issue 15)."""
     choice = kind.Choice("version", {"0": "old", "auto": "any"})
     assert choice.read(0) == choice.read("0") == "old"
     (words, _) = choice.schema()["anyOf"]
@@ -39,7 +39,7 @@ def test_word_of_digits_may_be_written_as_a_number() -> None:
 
 
 def test_all_items_are_reported_at_once() -> None:
-    """Each with its place."""
+    """Each problem has the index of its item."""
     numbers = kind.ListOf(kind.Whole(0, 9))
     with pytest.raises(Invalid) as caught:
         numbers.read(["1", "x", 10])
@@ -51,7 +51,7 @@ def test_all_items_are_reported_at_once() -> None:
 
 
 def test_null_is_a_value_where_there_may_be_none() -> None:
-    """Of any kind."""
+    """``Maybe`` allows null for any kind."""
     maybe = kind.Maybe(kind.Flag())
     assert (maybe.read(None), maybe.read("TRUE"), maybe.read(False)) == (
         None,
@@ -62,7 +62,7 @@ def test_null_is_a_value_where_there_may_be_none() -> None:
 
 
 def test_object_of_a_class_can_not_be_written() -> None:
-    """It is read as it is, and any schema fits it."""
+    """An object is read as it is, and its schema allows anything."""
     objects = kind.Instance(Kind)
     assert objects.read(objects) is objects
     assert objects.schema() == {}
@@ -71,7 +71,7 @@ def test_object_of_a_class_can_not_be_written() -> None:
 
 
 def test_number_may_be_what_the_worker_reports() -> None:
-    """Then a word stands for it."""
+    """A word stands for a number that the worker reports."""
     end = kind.WholeOr("latest")
     assert [end.read(value) for value in ("latest", "7", -1)] == ["latest", 7, -1]
     with pytest.raises(Invalid, match="a whole number, or latest to ask the worker"):
@@ -83,7 +83,7 @@ def test_number_may_be_what_the_worker_reports() -> None:
 
 
 def test_what_could_be_read_is_kept() -> None:
-    """More can be reported of it, in one go with what is wrong (issue 23)."""
+    """Rules can then judge the rest, so that all is reported at once (issue 23)."""
     numbers = kind.ListOf(kind.Whole())
     with pytest.raises(Invalid) as caught:
         numbers.read(["1", "x", "3"])
@@ -95,7 +95,7 @@ def test_what_could_be_read_is_kept() -> None:
 
 
 def test_number_has_no_more_digits_than_python_reads() -> None:
-    """It takes time with the square of them (issue 23)."""
+    """The time to read a number grows with the square of its digits (issue 23)."""
     longest = "9" * kind.MAX_DIGITS
     assert kind.Whole().read(longest) == int(longest)
     for whole in kind.Whole(), kind.WholeOr("latest"):

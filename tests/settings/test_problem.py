@@ -7,7 +7,7 @@ from etlstage.settings.problem import Invalid, Loc, dotted
 
 
 def test_value_need_not_be_shown() -> None:
-    """It may be a secret, and so may be what was guessed from it."""
+    """The value may be a secret, and a suggestion would reveal it."""
     with pytest.raises(Invalid) as caught:
         kind.Choice("fruit", {"apple": 1}).read("aple")
     (problem,) = caught.value.problems
@@ -28,5 +28,5 @@ def test_value_need_not_be_shown() -> None:
     ],
 )
 def test_location_as_users_read_it(loc: Loc, text: str) -> None:
-    """What is no name is quoted, and cut if it is long."""
+    """Keys that are not plain names are quoted, and cut if they are long."""
     assert dotted(loc) == text

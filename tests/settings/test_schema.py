@@ -63,7 +63,7 @@ SCHEMA = json_schema(Section.of(Pot))
 
 
 def test_keys_have_words_and_defaults() -> None:
-    """As people write them; a required key has none."""
+    """Defaults are shown as people write them; a required key has none."""
     keys = SCHEMA["properties"]
     assert [key["description"] for key in keys.values()] == [
         "As it is called.",
@@ -85,7 +85,7 @@ def test_keys_have_words_and_defaults() -> None:
 
 
 def test_mappings_are_described_wherever_they_stand() -> None:
-    """With their short forms, in lists, and where there may be none."""
+    """In lists, as optional values, and with their short forms."""
     valid = jsonschema.Draft202012Validator(SCHEMA).is_valid
     assert valid({"name": "x", "lid": 3, "lids": [{"size": 1}], "spare": None})
     assert not valid({"name": "x", "lid": {"sise": 1}})
@@ -94,14 +94,14 @@ def test_mappings_are_described_wherever_they_stand() -> None:
 
 
 def test_words_may_be_given_beside_a_class() -> None:
-    """For a setting that stands in no class."""
+    """A setting outside of a class has its text in ``doc``."""
     setting = Setting("x", Flag(), default=True, doc="Whether.")
     made = json_schema(Section({"x": setting}))["properties"]["x"]
     assert (made["description"], made["default"]) == ("Whether.", True)
 
 
 def test_field_without_documentation_has_no_words() -> None:
-    """It is not taken for an error."""
+    """A missing docstring is not an error."""
 
     @dataclass(frozen=True, kw_only=True, slots=True)
     class Silent(Definition):
@@ -112,7 +112,7 @@ def test_field_without_documentation_has_no_words() -> None:
 
 
 def test_numbers_and_texts_are_both_described() -> None:
-    """As each kind reads them; and a reference to what is known later."""
+    """The schema allows what the kind reads, and references to later values."""
     kinds: list[tuple[Any, list[object], list[object]]] = [
         (Duration, ["5m", 5, 0.5, "${T}"], ["5 days", 0, None]),
         (Size, ["1MiB", 5, ".5kB"], ["1mib", 0, True]),

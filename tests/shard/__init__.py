@@ -1,1 +1,1 @@
-"""Tests of shards and their leases."""
+"""Shards and their leases."""

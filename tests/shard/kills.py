@@ -1,9 +1,9 @@
 """
-Kills of runners and their processors at random moments: ``python -m tests.shard.kills``.
+Kill runners and processors at random moments: ``python -m tests.shard.kills``.
 
-What is loaded is a file for each sequence number. A moment is a number of records that
-have been processed, and up to 20 ms. Who was killed is started again, until all is
-loaded: then there is no gap, and each processor has begun behind a checkpoint.
+The load writes a file for each sequence number. A moment is a number of processed
+records, plus up to 20 ms. A killed runner is started again, until everything is loaded:
+then there must be no gap, and each processor must have begun after a checkpoint.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ load:
 
 
 def main() -> int:
-    """Kill so often, and check; return 1 if anything was wrong."""
+    """Kill as often as asked, and check; return 1 if anything was wrong."""
     parser = argparse.ArgumentParser(prog="python -m tests.shard.kills")
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))  # noqa: S311
@@ -68,7 +68,7 @@ def main() -> int:
 
 
 def run(folder: Path, kept: str, dice: random.Random) -> list[str]:
-    """Load all, with kills in between; return who was killed, and when."""
+    """Load everything, with kills in between; return what was killed, and when."""
     messages = [f'{{"n":{n},"user":{n % 37}}}' for n in range(COUNT)]
     (folder / "clicks.jsonl").write_text("\n".join(messages))
     (folder / "processor.py").write_text(PROCESSOR.replace("= 200, 400", "= ()"))
@@ -97,7 +97,7 @@ def run(folder: Path, kept: str, dice: random.Random) -> list[str]:
 def await_moment(
     folder: Path, runner: subprocess.Popen[bytes], dice: random.Random
 ) -> bool:
-    """Wait for the next; return False where the runner ends before it."""
+    """Wait for the next moment; return False if the runner ends before it."""
     number = processed(folder) + dice.randint(1, 2 * BETWEEN)
     last, since = -1, time.monotonic()
     while (count := processed(folder)) < number:
@@ -112,7 +112,7 @@ def await_moment(
 
 
 def kill(runner: int, dice: random.Random) -> str:
-    """Kill the runner, or one of its processors; return whom."""
+    """Kill the runner, or one of its processors; return which."""
     children = [
         int(path.parent.name)
         for path in Path("/proc").glob("[0-9]*/cmdline")
@@ -127,7 +127,7 @@ def kill(runner: int, dice: random.Random) -> str:
 
 
 def is_processor(cmdline: Path) -> bool:
-    """Return whether that process is one of ours."""
+    """Return whether a process is a processor of these loads."""
     try:
         ours = os.readlink(cmdline.with_name("cwd"))
         return b"processor.py" in cmdline.read_bytes() and "/kills-" in ours
@@ -136,12 +136,12 @@ def is_processor(cmdline: Path) -> bool:
 
 
 def processed(folder: Path) -> int:
-    """Return how many records were loaded."""
+    """Return the number of records loaded so far."""
     return len(os.listdir(folder / "loaded"))
 
 
 def check(folder: Path) -> str:
-    """Return what is wrong with a load that has ended; empty: nothing."""
+    """Return what is wrong with a finished load; empty: nothing."""
     try:
         expected = sorted((folder / "clicks.jsonl").read_text().splitlines())
         assert loaded(folder) == expected, "not all was loaded"

@@ -1,4 +1,4 @@
-"""Record processors in memory, and runners whose threads take no time."""
+"""Record processors in memory, and runners in virtual time, without threads."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ __all__ = ("Processors", "run_all", "virtually")
 
 class Processors:
     """
-    Record processors, a process for each shard.
+    Scripted record processors, one process for each shard.
 
     Args:
-        at_end: What the first ``fails`` of each shard do at its end: exit with that
-            status, or, None, answer without a checkpoint.
+        at_end: What the first ``fails`` processors of each shard do at its end: exit
+            with that status, or, None, reply without a checkpoint.
+        fails: Number of processors of each shard that fail at its end.
         pause: Seconds for each record.
         every: Records between two checkpoints.
-        killers: Records of which each one dies.
+        killers: Records at which each processor exits with status 3.
 
     """
 
@@ -48,7 +49,7 @@ class Processors:
         self._pause, self._every, self._killers = pause, every, killers
 
     async def __call__(self, worker: ScriptedWorker) -> int:
-        """Live as one of them."""
+        """Run as the processor of one shard."""
         lines = self._lines(worker)
         shard, since = "", 0
         async for message in lines:
@@ -114,7 +115,7 @@ async def run_all(*runners: Pipeline) -> list[Report]:
 
 
 def virtually(test: Callable[[], Any]) -> Callable[[pytest.MonkeyPatch], None]:
-    """Run a test in virtual time, which no thread keeps from going on."""
+    """Run a test in virtual time, with calls of threads made in the event loop."""
 
     async def run_sync(
         function: Callable[..., Any], *args: object, **_: object

@@ -1,4 +1,4 @@
-"""A stream in memory with the API of Kinesis, as far as it is read."""
+"""A stream in memory with the part of the Kinesis API that reading needs."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _MOST: Final = 2**128
 
 class MemoryKinesis:
     """
-    A client of such a stream.
+    A stream in memory, which is its own client.
 
     Args:
-        shards: How many it begins with.
+        shards: Initial number of shards.
         clock: Returns the time, in seconds.
-        page: Shards of an answer, at most.
+        page: Maximal number of shards in a response.
 
     """
 
@@ -33,7 +33,7 @@ class MemoryKinesis:
         self.shards: list[dict[str, Any]] = []
         self.records: dict[str, list[dict[str, Any]]] = {}
         self.fails: dict[str, list[Exception]] = defaultdict(list)
-        """By method, with what the next calls are answered."""
+        """By method, the errors of the next calls."""
         self.calls: list[tuple[float, str, str]] = []
         self.created = 0.0
         self._clock, self._page = clock, page
@@ -59,14 +59,14 @@ class MemoryKinesis:
         self._number += 1 << 20
         return str(self._number)
 
-    # --- what a producer does ----------------------------------------------------------
+    # --- what a producer does ---------------------------------------------------------
 
     def put(self, number: int, key: str | None = None) -> None:
-        """Put a record, which holds a number."""
+        """Put a record that holds a number."""
         self.put_data(json.dumps({"n": number}).encode(), key or str(number))
 
     def put_data(self, data: bytes, key: str) -> None:
-        """Put a record."""
+        """Put a record into the open shard of its key."""
         place = int.from_bytes(md5(key.encode()).digest(), "big")  # noqa: S324
         for shard in self.shards:
             of = shard["HashKeyRange"]
@@ -85,14 +85,14 @@ class MemoryKinesis:
                 )
 
     def split(self, name: str) -> list[str]:
-        """Close a shard; return the two that it becomes."""
+        """Close a shard; return its two children."""
         of = self._close(name)["HashKeyRange"]
         start, end = of["StartingHashKey"], of["EndingHashKey"]
         half = (start + end) // 2
         return [self._add(start, half, name), self._add(half + 1, end, name)]
 
     def merge(self, first: str, second: str) -> str:
-        """Close two shards; return the one that they become."""
+        """Close two shards; return their child."""
         ranges = [self._close(name)["HashKeyRange"] for name in (first, second)]
         start = min(of["StartingHashKey"] for of in ranges)
         end = max(of["EndingHashKey"] for of in ranges)
@@ -106,10 +106,10 @@ class MemoryKinesis:
     def _shard(self, name: str) -> dict[str, Any]:
         return next(shard for shard in self.shards if shard["ShardId"] == name)
 
-    # --- the API -------------------------------------------------------------------------
+    # --- the API ----------------------------------------------------------------------
 
     def describe_stream_summary(self, **_: object) -> dict[str, Any]:
-        """Return when it was created."""
+        """Return when the stream was created."""
         self._called("describe_stream_summary")
         at = datetime.fromtimestamp(self.created, UTC)
         return {"StreamDescriptionSummary": {"StreamCreationTimestamp": at}}
@@ -136,7 +136,7 @@ class MemoryKinesis:
         Timestamp: float = 0.0,  # noqa: N803
         **_: object,
     ) -> dict[str, Any]:
-        """Return the place of the first record from there on."""
+        """Return an iterator that begins at the first matching record."""
         self._called("get_shard_iterator", ShardId)
         assert ShardIteratorType in (
             "AT_SEQUENCE_NUMBER",
@@ -158,13 +158,13 @@ class MemoryKinesis:
         ShardIterator: str,  # noqa: N803
         Limit: int,  # noqa: N803
     ) -> dict[str, Any]:
-        """Return records, and where the next are."""
+        """Return records, and the iterator of the next ones."""
         shard, place, *again = ShardIterator.split()
         self._called("get_records", shard)
         begin, records = int(place), self.records[shard]
         end = min(begin + Limit, len(records))
         left = len(records) - end
-        # As a real one: the end of a shard comes behind an answer without records.
+        # Like the real API: an empty response precedes the one with the shard's end.
         tail = not left and begin == end and _ended(self._shard(shard))
         return {
             "Records": records[begin:end],
@@ -196,7 +196,7 @@ def refusal(code: str, status: int = 400) -> ClientError:
 
 
 def aggregated(*parts: tuple[bytes, str]) -> bytes:
-    """Return records as the producer library puts them as one."""
+    """Return records aggregated into one, as Kinesis's producer library does."""
     keys = [*dict.fromkeys(key for _, key in parts)]
     message = b"".join(_field(1, key.encode()) for key in keys)
     message += _field(2, b"170141183460469231731687303715884105728")

@@ -1,4 +1,4 @@
-"""What makes a record of a message, and what is wrong with it."""
+"""How a message becomes a record of a shard, and what may be wrong with it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ pytestmark = pytest.mark.core
 
 
 def cut(**settings: Any) -> Cut:  # noqa: ANN401 - passed on
-    """Return two shards by the user."""
+    """Return a cut into two shards by the user."""
     return Cut(2, "/user", **settings)
 
 
 def test_columns_of_a_message() -> None:
-    """They are where the pointers point; the partition key of text is that text."""
+    """They come from the pointers' places; a text value is its own partition key."""
     message = b'{"user": "ann", "n": "12", "at": "1970-01-01T00:00:02Z"}'
     found = cut(sequence="/n", arrival="/at").record(message, 7)
     assert found == ShardRecord(found.shard, "ann", 12, 2000)
@@ -43,7 +43,7 @@ def test_columns_of_a_message() -> None:
     ],
 )
 def test_sequence_number(value: str, number: int | None) -> None:
-    """It is decimal and has at most 128 digits, as a number or as text."""
+    """It is a decimal number or text, with at most 128 digits."""
     found = cut(sequence="/n").record(b'{"user": 1, "n": %b}' % value.encode())
     assert found.number == (-1 if number is None else number)
     assert bool(found.wrong) == (number is None)
@@ -63,7 +63,7 @@ def test_sequence_number(value: str, number: int | None) -> None:
     ],
 )
 def test_arrival(value: str, milliseconds: int | None) -> None:
-    """It is in milliseconds since 1970, or a time; without a zone that is UTC."""
+    """It is in milliseconds since 1970, or a timestamp, which is UTC without a zone."""
     found = cut(arrival="/at").record(b'{"user": 1, "at": %b}' % value.encode())
     assert found.arrival == milliseconds
     assert bool(found.wrong) == (milliseconds is None)
@@ -95,7 +95,7 @@ def test_arrival(value: str, milliseconds: int | None) -> None:
 def test_what_is_wrong_is_reported_with_its_place(
     record: dict[str, object], text: str
 ) -> None:
-    """A row that no worker may have is named with its shard and its value."""
+    """The error names the row, its shard, and the wrong value."""
     made = cut(sequence="/n")
     found = made.record(json.dumps(record).encode())
     wrong = made.wrong(found, 41, 4)
@@ -104,7 +104,7 @@ def test_what_is_wrong_is_reported_with_its_place(
 
 
 def test_messages_that_are_no_json() -> None:
-    """They have no columns; without pointers their hash is the key."""
+    """They have no columns; without pointers their hash serves as the key."""
     assert cut().record(b"[").wrong
     assert cut().record(b"[1]").wrong
     assert Cut(2).record(b"[", 3) == ShardRecord(1, "2ebb67f1", 3)
@@ -112,7 +112,7 @@ def test_messages_that_are_no_json() -> None:
 
 
 def test_columns_of_a_run() -> None:
-    """Arrivals are a column if there are any."""
+    """There is an arrival column only if the records have arrivals."""
     run = RecordRun()
     run.add(b"a", ShardRecord(0, "k", 3, 5))
     run.add(b"b", ShardRecord(0, "l", 4, 6))
@@ -128,12 +128,12 @@ def test_columns_of_a_run() -> None:
     ("position", "number"), [(["12", 0], 12), (["SHARD_END", 0], -1), (None, -1)]
 )
 def test_number_of_a_position(position: object, number: int) -> None:
-    """Sentinels have none."""
+    """A sentinel, such as the end of a shard, has no number."""
     assert number_of(position) == number
 
 
 def test_longest_partition_key() -> None:
-    """Kinesis takes 256 characters."""
+    """Kinesis allows 256 characters."""
     assert wrong_key("x" * 256) == ""
     text = "its partition key is 257 characters, expected 1 to 256"
     assert wrong_key("x" * 257) == text

@@ -1,4 +1,4 @@
-"""Shards of an input, each with a worker that commits; all in memory."""
+"""Shards of an input, each with a committing worker; all in memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RECORDS = [json.dumps({"user": n % 7, "n": n}).encode() for n in range(COUNT)]
 
 
 class Records(Source):
-    """The records, three a run, with a position behind each run."""
+    """Source of the records, three a run, with a position after each run."""
 
     def __init__(self, begin: int = 0) -> None:
         super().__init__("records")
@@ -38,23 +38,23 @@ class Records(Source):
         self._begin = begin
 
     async def runs(self) -> AsyncGenerator[Run | Position, None]:
-        """Yield those that are left."""
+        """Yield the records from the beginning on."""
         for n in range(self._begin, COUNT, 3):
             yield RECORDS[n : n + 3]
             yield Position(n + 3)
 
     async def acknowledge(self, position: Position) -> None:
-        """Note how far it is."""
+        """Remember the acknowledged position."""
         assert isinstance(position.value, int)
         self.reached.append(position.value)
 
 
 class Workers:
     """
-    What workers have done, by their shards.
+    Scripted workers, and what they have done, by shard.
 
     Args:
-        of_first: What the first worker of each shard is besides; by shard, if at all.
+        of_first: Settings of the first worker of each shard.
 
     """
 
@@ -65,7 +65,7 @@ class Workers:
         self._starts: Counter[str] = Counter()
 
     async def __call__(self, worker: ScriptedWorker) -> int:
-        """Live as the worker of one shard."""
+        """Run as the worker of one shard."""
         held = b""
         while b"\n" not in held:
             held += await worker.read()
@@ -80,13 +80,13 @@ class Workers:
 
 
 async def load(workers: Workers, source: Source, **settings: Any) -> Report:  # noqa: ANN401
-    """Return what becomes of a load by the user."""
+    """Return the report of a load that is sharded by user."""
     sink = sharded(workers, **settings)
     return await Pipeline(name="p", source=source, sink=sink).run()
 
 
 def sharded(workers: Any, **settings: Any) -> ShardedSink:  # noqa: ANN401 - passed on
-    """Return what loads by the user."""
+    """Return a sink that shards by user."""
     stage = Stage(
         name="t", worker=("toy",), dialect=CommittingDialect(), kind=StageKind.LOAD
     )
@@ -105,7 +105,7 @@ def virtually(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
 
 
 def users(workers: Workers) -> dict[str, set[int]]:
-    """Return whose messages are in each shard."""
+    """Return the users whose messages are in each shard."""
     return {
         shard: {json.loads(record)["user"] for _, record in done}
         for shard, done in workers.done.items()
@@ -114,7 +114,7 @@ def users(workers: Workers) -> dict[str, set[int]]:
 
 @virtually
 async def test_messages_of_a_key_are_in_one_shard() -> None:
-    """In their order; each shard is notified that it has ended."""
+    """They come in order, and each worker is notified of its shard's end."""
     workers, source = Workers(), Records()
     report = await load(workers, source)
 
@@ -131,7 +131,7 @@ async def test_messages_of_a_key_are_in_one_shard() -> None:
 
 @virtually
 async def test_shard_goes_on_with_the_next_run() -> None:
-    """Its worker is asked to shut down."""
+    """At the input's end its worker is asked to shut down, not to end its shard."""
     workers = Workers()
     report = await load(workers, Records(), why=FarewellReason.DRAIN)
 
@@ -141,7 +141,7 @@ async def test_shard_goes_on_with_the_next_run() -> None:
 
 @virtually
 async def test_commits_at_the_end_of_the_input_are_stored() -> None:
-    """They are positions, if they are not the end of a shard."""
+    """They are stored as positions if they are not the end of a shard."""
     checkpoints = CheckpointFile(None, {})
     workers = Workers(every=None)
     report = await load(workers, Records(), checkpoints=checkpoints)
@@ -153,7 +153,7 @@ async def test_commits_at_the_end_of_the_input_are_stored() -> None:
 
 @virtually
 async def test_workers_are_killed_at_each_step() -> None:
-    """Of each shard the first; none of its messages is lost, and others go on."""
+    """Each shard's first worker is killed; no message is lost, others take over."""
     for step in range(12):
         workers, source = Workers(die_at=step, every=3), Records()
         report = await load(workers, source)
@@ -169,7 +169,7 @@ async def test_workers_are_killed_at_each_step() -> None:
 
 @virtually
 async def test_load_is_drained_at_any_turn() -> None:
-    """Also while its workers have yet to be given anything; the next run has the rest."""
+    """A drain causes no error, even before the workers have got any message."""
     for begin, turns in product((0, COUNT), range(0, 60, 2)):
         workers, reports = Workers(), list[Report]()
 
@@ -196,7 +196,7 @@ async def test_load_is_drained_at_any_turn() -> None:
 
 @virtually
 async def test_position_stays_behind_the_slowest_shard() -> None:
-    """What others have committed is ahead of it, and comes again."""
+    """What other shards have committed after it is delivered again."""
 
     class Late(Workers):
         async def __call__(self, worker: ScriptedWorker) -> int:
@@ -224,7 +224,7 @@ async def test_position_stays_behind_the_slowest_shard() -> None:
 
 
 def test_numbers_are_never_used_again(tmp_path: Path) -> None:
-    """Not by another run either; checkpoints are there again."""
+    """They aren't used by another run either, which also has the checkpoints."""
     path = tmp_path / "state" / "shards.json"
     file = CheckpointFile(path, {"count": 2})
     file.open()
@@ -254,7 +254,7 @@ def test_numbers_are_never_used_again(tmp_path: Path) -> None:
     ],
 )
 def test_file_of_other_shards_is_refused(tmp_path: Path, text: str, said: str) -> None:
-    """Nothing is written then."""
+    """The file stays as it is."""
     path = tmp_path / "shards.json"
     path.write_text(text)
     path.chmod(0o600)
@@ -264,7 +264,7 @@ def test_file_of_other_shards_is_refused(tmp_path: Path, text: str, said: str) -
 
 
 def test_file_that_cannot_be_written(tmp_path: Path) -> None:
-    """It is named."""
+    """The error names the file."""
     (tmp_path / "state").write_text("")
     file = CheckpointFile(tmp_path / "state" / "shards.json", {})
     with pytest.raises(StateUnusable, match="can't store checkpoints in"):

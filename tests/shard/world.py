@@ -1,7 +1,7 @@
 """
-Runners with clocks of their own, a table that fails, and what must never happen.
+Runners with clocks of their own, a table that fails, and checks of what must hold.
 
-Nothing here is random: a test shows what happens next.
+Nothing here is random: a test decides what happens next.
 """
 
 from __future__ import annotations
@@ -38,24 +38,27 @@ FAILOVER = 10.0
 
 
 class Mode(Enum):
-    """What becomes of a request to the table."""
+    """The fate of a request to the table."""
 
     DONE = "done"
     LOST = "lost"
-    """It is not done."""
+    """It is lost."""
     UNTOLD = "untold"
-    """It is done, and the answer is lost."""
+    """It is done, but the answer is lost."""
     LATE = "late"
-    """It will be done some time, and the answer is lost."""
+    """It will be done some time later, and the answer is lost."""
 
 
 class Runner:
     """
-    One runner, its workers, and what is on its way to it and from it.
+    A runner, its workers, and its requests and answers in transit.
 
     Args:
-        name: Its name, and the start of it.
-        rate: Seconds of its clock a second.
+        name: Name of the runner.
+        start: Identifies this start of the runner.
+        rate: Seconds that the runner's clock advances each second.
+        offset: Initial time of the runner's clock.
+        alone: Whether no other start of the name can be running.
 
     """
 
@@ -73,10 +76,10 @@ class Runner:
         )
         self.rate = rate
         self.clock = offset
-        self.asked = True  # to look at the time
+        self.asked = True
         self.requests: list[Read | Write] = []
         self.answers: list[Event] = []
-        self.workers: dict[str, int] = {}  # where each is
+        self.workers: dict[str, int] = {}  # last position, by shard
         self.stopping: set[str] = set()
         self.pending: dict[str, int] = {}  # checkpoints that wait for an answer
         self.stopped = False  # SIGSTOP
@@ -113,7 +116,7 @@ class World:
     # --- what happens -----------------------------------------------------------
 
     def pass_time(self, seconds: float) -> None:
-        """Let time pass for all; who is due looks at its clock."""
+        """Let time pass for all runners; those that are due look at their clocks."""
         for runner in self.runners:
             runner.clock += seconds * runner.rate
             self.ring(runner)
@@ -125,12 +128,12 @@ class World:
             self.tell(runner, TimerRang())
 
     def jump(self, runner: Runner, seconds: float) -> None:
-        """Let a clock jump; its runner looks at it some time, whatever was due."""
+        """Let a runner's clock jump, and the runner look at it."""
         runner.clock += seconds
         self.tell(runner, TimerRang())
 
     def tell(self, runner: Runner, event: Event) -> None:
-        """Report an event, and begin to do what comes back."""
+        """Report an event to a runner, and start its instructions."""
         for instruction in runner.keeper.handle(event, runner.clock):
             self._begin(runner, instruction)
 
@@ -141,7 +144,7 @@ class World:
             case Start(lease):
                 self._start(runner, lease)
             case Stop(shard):
-                if shard in runner.workers:  # it may end at that moment
+                if shard in runner.workers:  # it may have ended at that moment
                     runner.stopping.add(shard)
             case Answer(shard, stored):
                 position = runner.pending.pop(shard)
@@ -165,7 +168,7 @@ class World:
         runner.workers[lease.shard] = int(lease.position or 0)
 
     def do(self, runner: Runner, index: int = 0, mode: Mode = Mode.DONE) -> None:
-        """Let the table do what a runner has asked for."""
+        """Let the table perform a request of a runner."""
         request = runner.requests.pop(index)
         if isinstance(request, Read):
             rows = [*self.rows.values()]
@@ -182,7 +185,7 @@ class World:
         runner.answers.append(answer)
 
     def swap(self, write: Write) -> bool:
-        """Put a row in the place of another, as a table does."""
+        """Replace a row by another, as a table does; check that the write is legal."""
         row, (_, before, after) = self.rows.get(write.before.shard), write
         if row is None or (row.owner, row.counter) != (before.owner, before.counter):
             return False
@@ -195,7 +198,7 @@ class World:
         return True
 
     def hear(self, runner: Runner, index: int = 0) -> None:
-        """Let a runner hear what has become of a request."""
+        """Let a runner receive the answer to a request."""
         self.tell(runner, runner.answers.pop(index))
 
     def ask(self, runner: Runner, shard: str, step: int, *, ended: bool) -> None:
@@ -214,7 +217,7 @@ class World:
     # --- how it is --------------------------------------------------------------
 
     def work(self, runner: Runner) -> None:
-        """Do all that is on its way for a runner, until nothing is."""
+        """Perform everything in transit for a runner, until nothing is left."""
         while runner.alive:
             if runner.answers:
                 self.hear(runner)
@@ -226,13 +229,13 @@ class World:
                 return
 
     def _going(self, runner: Runner) -> list[str]:
-        """Return the workers that are about to end, asked or at the end of a shard."""
+        """Return the workers that are about to end: asked to, or at a shard's end."""
         phases = runner.keeper.phases
         ended = {one for one in runner.workers if phases.get(one) is Phase.ENDED}
         return sorted(runner.stopping | ended)
 
     def go_on(self, seconds: float, step: float = 0.5) -> set[str]:
-        """Let all that live work undisturbed; return what had an owner some time."""
+        """Let all live runners work undisturbed; return shards that had an owner."""
         owned: set[str] = set()
         for write in self.late:
             self.swap(write)
@@ -246,7 +249,7 @@ class World:
         return owned
 
     def owners(self, shard: str) -> list[Runner]:
-        """Return who could move the checkpoint of a shard now."""
+        """Return the runners that could move a shard's checkpoint now."""
         row = self.rows[shard]
         return [
             runner
@@ -256,7 +259,7 @@ class World:
         ]
 
     def wanted(self) -> list[str]:
-        """Return the shards that have to have an owner."""
+        """Return the shards that must have an owner."""
         return [
             row.shard
             for row in self.rows.values()
@@ -264,7 +267,7 @@ class World:
         ]
 
     def check(self) -> None:
-        """Fail if anything is as it must never be."""
+        """Assert that shards have one owner, and that no acknowledgement is lost."""
         for shard, row in self.rows.items():
             assert len(self.owners(shard)) <= 1
             assert self.acknowledged.get(shard, 0) <= int(row.position or 0)

@@ -1,9 +1,9 @@
 """
-Whole pipelines in virtual time: what is drawn, and what is asserted of them.
+Simulate whole pipelines in virtual time: draw them, run them, and judge the runs.
 
-As :mod:`etlstage.testing.simulation`, for what is etlstage's own: ends that fail,
-positions, epochs, and runs that break off and are started again.
-``python -m tests.simulate`` does that with pipelines that are drawn, too.
+This extends :mod:`etlstage.testing.simulation` to what etlstage itself is responsible
+for: ends that fail, positions, epochs, and runs that are interrupted and started again.
+``python -m tests.simulate`` runs randomly drawn pipelines, too.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """
 ``python -m tests.simulate``: run pipelines of workers, by seed.
 
-It prints the story of each seed that fails, and exits with 1 if there is one.
+It prints the story of each seed that fails, and exits with 1 if any did.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ RUNS: Final = {
     "divided": partial(divided.simulate, divided.any_divided),
     "shards": partial(shards.simulate, shards.any_runners),
 }
-_PIECE: Final = 100  # seeds that a process takes at once
+_PIECE: Final = 100  # seeds that a process runs at a time
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do as the command line has it; return the exit status."""
+    """Run the seeds of the command line; return the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.simulate",
         description="Run pipelines of workers, with faults, in virtual time.",
@@ -90,13 +90,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run_seeds(
     seeds: range, jobs: int, what: str = "pipelines"
 ) -> Iterator[tuple[list[str], float]]:
-    """Yield the stories of seeds that fail, and the processor time, by pieces."""
+    """Yield the stories of failed seeds, and the processor time, for each piece."""
     pieces = [seeds[at : at + _PIECE] for at in range(0, len(seeds), _PIECE)]
     run = partial(simulate_all, RUNS[what])
     if jobs == 1:
         yield from map(run, pieces)
         return
-    # A process that is forked has what runs in this one.
+    # A forked process would inherit the state of this one.
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         yield from pool.map(run, pieces)
 

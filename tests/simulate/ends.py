@@ -1,8 +1,8 @@
 """
-What a simulated run has around its stages, and what outlives one that breaks off.
+The ends of a simulated run, and the disk, which outlives an interrupted run.
 
-What is on disk changes only as long as the run is alive: one that has broken off may
-still close what it has, and leaves no trace.
+The disk changes only while the run is alive: an interrupted run may still close its
+resources, but that leaves no trace.
 """
 
 from __future__ import annotations
@@ -46,23 +46,23 @@ __all__ = (
 
 @dataclass
 class Disk:
-    """What outlives a start."""
+    """Everything that outlives a start of the run."""
 
     apart: dict[tuple[str, str], list[bytes]] = field(default_factory=dict)
-    """What load workers have kept apart, by the epoch and the attempt at it."""
+    """Messages that load workers have staged, by epoch and attempt."""
     record: CommitRecord = field(default_factory=CommitRecord)
     holder: object = None
-    """Who has the lock."""
+    """The delivery that holds the lock."""
     letters: list[DeadLetter] = field(default_factory=list)
     epochs: MemoryEpochs = field(default_factory=MemoryEpochs)
 
     def commit(self, epoch: str, attempt: str) -> None:
-        """Make final what was kept apart in an attempt, as a program of a user's does."""
+        """Publish what was staged in an attempt, as a user's commit program does."""
         kept = self.apart.pop((epoch, attempt), [])
         self.epochs.places.setdefault(epoch, kept)
 
     def abort(self, epoch: str) -> None:
-        """Undo an epoch, whether it is final or not."""
+        """Undo an epoch, whether it was published or not."""
         self.epochs.places.pop(epoch, None)
         for key in [*self.apart]:
             if key[0] == epoch:
@@ -70,11 +70,11 @@ class Disk:
 
     @property
     def loaded(self) -> list[bytes]:
-        """What is in the epochs that are recorded."""
+        """The messages of the recorded epochs."""
         return self.loaded_by(self.record)
 
     def loaded_by(self, record: CommitRecord) -> list[bytes]:
-        """Return what is in the epochs up to that of a record."""
+        """Return the messages of the epochs up to that of a record."""
         number = record.epoch
         return [
             message
@@ -85,23 +85,23 @@ class Disk:
 
 
 class Watch(Protocol):
-    """Who looks at what a run does."""
+    """The simulation, as its ends see it: it decides on failures, and judges."""
 
     @property
     def scenario(self) -> Scenario:
-        """What is simulated."""
+        """The scenario that is simulated."""
 
     async def pause(self) -> None:
         """Take some time, or none."""
 
     def use(self, end: str) -> None:
-        """Raise OSError, if that end is to fail now."""
+        """Raise OSError if an end must fail now."""
 
     def survives(self) -> bool:
         """Return whether what a disk failed to store is there after all."""
 
     def live(self) -> None:
-        """Raise what broke the run off, if anything did."""
+        """Raise the error that interrupted the run, if it was interrupted."""
 
     def commit(self, position: Position) -> None:
         """Judge a position that is acknowledged."""
@@ -111,7 +111,7 @@ class Watch(Protocol):
 
 
 class SimulatedSource(MemorySource):
-    """Takes its time, and has the positions judged."""
+    """A source that takes some time, and has its positions judged."""
 
     def __init__(self, watch: Watch, scenario: Scenario) -> None:
         super().__init__(scenario.items())
@@ -132,7 +132,7 @@ class SimulatedSource(MemorySource):
 
 
 class Extracting(WorkerSource):
-    """Has the positions of its workers judged."""
+    """A worker source whose positions are judged."""
 
     def __init__(self, watch: Watch, stage: Stage, launch: Launch) -> None:
         super().__init__(stage, offsets=watch.scenario.offsets, launch=launch)
@@ -144,7 +144,7 @@ class Extracting(WorkerSource):
 
 
 class SimulatedLetters(MemoryDeadLetters):
-    """Fails where that is wanted."""
+    """Dead letters that fail if the scenario wants that."""
 
     def __init__(self, watch: Watch, disk: Disk) -> None:
         super().__init__(kept=disk.letters)
@@ -152,11 +152,11 @@ class SimulatedLetters(MemoryDeadLetters):
 
     @property
     def safe(self) -> list[DeadLetter]:
-        """Those that would not be lost now."""
+        """The letters that a crash would not lose now."""
         return self.kept[: self.durable]
 
     def safe_of(self, sizes: Mapping[str, int]) -> list[DeadLetter]:
-        """Return so many of each stage; raises Violation if one would be lost now."""
+        """Return that many letters of each stage; raise Violation if one isn't safe."""
         safe, left = list[DeadLetter](), Counter(sizes)
         for letter in self.safe:
             if left[letter.stage] > 0:
@@ -173,27 +173,27 @@ class SimulatedLetters(MemoryDeadLetters):
         await super().keep(letters)
 
     async def sync(self) -> None:
-        """Make all durable."""
+        """Make all letters durable."""
         self._watch.use("letters")
         self._watch.live()
         await super().sync()
 
 
 class SimulatedSink(MemorySink):
-    """Takes its time."""
+    """A sink that takes some time."""
 
     def __init__(self, watch: Watch) -> None:
         super().__init__(durable=not watch.scenario.flushes)
         self._watch = watch
 
     async def write(self, run: Run) -> None:
-        """Take a run."""
+        """Write a run."""
         await self._watch.pause()
         self._watch.use("sink")
         await super().write(run)
 
     async def flush(self) -> None:
-        """Make all durable."""
+        """Make all messages durable."""
         await self._watch.pause()
         self._watch.use("flush")
         self._watch.live()
@@ -201,19 +201,19 @@ class SimulatedSink(MemorySink):
 
 
 class SimulatedEpochSink(SimulatedSink, MemoryEpochSink):
-    """The same by epochs, and it may die."""
+    """The same sink by epochs, which may be interrupted."""
 
     def __init__(self, watch: Watch, disk: Disk) -> None:
         MemoryEpochSink.__init__(self, disk.epochs, noting=watch.scenario.notes)
         self._watch = watch
 
     def begin(self, epochs: Epochs) -> None:
-        """Remove what is not recorded."""
+        """Remove the epochs that are not recorded."""
         self._watch.live()
         super().begin(epochs)
 
     async def flush(self) -> None:
-        """Put what was taken in the next place."""
+        """Put the messages that were written into the next epoch's place."""
         await super().flush()
         await self._watch.pause()
 
@@ -227,13 +227,13 @@ class SimulatedEpochSink(SimulatedSink, MemoryEpochSink):
 
 class SimulatedDelivery(Delivery):
     """
-    Has no files, and each record judged before it counts.
+    A delivery without files, whose records are judged before they count.
 
     Args:
-        watch: Who judges.
-        disk: What was recorded, and is.
-        at: Is given the steps of each commit.
-        once: Whether each epoch is loaded once, and not at least once.
+        watch: The simulation that judges.
+        disk: Holds the record.
+        at: Called with the steps of each commit.
+        once: Whether each epoch is loaded exactly once, rather than at least once.
 
     """
 
@@ -252,7 +252,7 @@ class SimulatedDelivery(Delivery):
         self._disk = disk
 
     def __enter__(self) -> Self:
-        """Raise the fence, if no run that is alive has the lock."""
+        """Raise the fence, unless another live run has the lock."""
         if self._disk.holder is not None:
             raise StateUnusable("another run uses the state directory")
         self._disk.holder = self
@@ -266,12 +266,12 @@ class SimulatedDelivery(Delivery):
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Let the lock go, if no other run has taken over."""
+        """Release the lock, unless another run has taken over."""
         if self._disk.holder is self:
             self._disk.holder = None
 
     def check(self) -> None:
-        """Assert that no one has taken over."""
+        """Raise StateUnusable if another run has taken over."""
         if self._disk.record.fence != self.record.fence:
             raise StateUnusable("another run has taken over")
 

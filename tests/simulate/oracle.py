@@ -1,4 +1,4 @@
-"""What has to be true of whole runs: of commits, epochs, and of who is processed first."""
+"""What must be true of whole runs: of commits, of epochs, and of processing order."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Oracle(scenario.Oracle[Scenario]):
     Judges one run, over all its starts.
 
     Args:
-        runs: What runs.
+        runs: The scenario that is run.
 
     """
 
@@ -33,12 +33,12 @@ class Oracle(scenario.Oracle[Scenario]):
         self, position: int, durable: Iterable[bytes], letters: Sequence[DeadLetter]
     ) -> None:
         """
-        Assert that all before a position is durable, when it is stored.
+        Assert that everything before a position is durable when it is stored.
 
         Args:
-            position: How many messages are before it.
-            durable: What the sink would not lose now.
-            letters: Those that would not be lost now.
+            position: Number of messages before the position.
+            durable: Messages that the sink would not lose now.
+            letters: Dead letters that would not be lost now.
 
         """
         if position <= self._committed:
@@ -58,12 +58,12 @@ class Oracle(scenario.Oracle[Scenario]):
         self, position: int, loaded: Sequence[bytes], letters: Sequence[DeadLetter]
     ) -> None:
         """
-        Assert that all before a position is loaded once, when it is recorded.
+        Assert that everything before a position is loaded once when it is recorded.
 
         Args:
-            position: How many messages are before it.
-            loaded: What counts with the record.
-            letters: Those that do; they would not be lost now.
+            position: Number of messages before the position.
+            loaded: Messages that the record makes count.
+            letters: Dead letters that the record makes count, all of them durable.
 
         """
         if position < self._committed:
@@ -84,14 +84,14 @@ class Oracle(scenario.Oracle[Scenario]):
         unproven: bool = False,
     ) -> None:
         """
-        Assert what is true of the report of a run; see :meth:`check_end`.
+        Assert what must be true of a run and its report; see :meth:`check_end`.
 
         Args:
             report: The report.
-            loaded: All that reached the sink, in order.
-            letters: All that were kept.
-            processed: By stage: which message was processed first, and so on.
-            before: What runs before it have left: messages, and letters by stage.
+            loaded: All messages that reached the sink, in order.
+            letters: All letters that were kept.
+            processed: By stage, the turn at which each message was processed.
+            before: Counts from earlier runs: messages, and letters by stage.
             unproven: Whether it failed for a load worker that did not end well.
 
         """
@@ -99,8 +99,8 @@ class Oracle(scenario.Oracle[Scenario]):
         left = report.ledger.undelivered + sum(a.unprocessed for a in report.ledger)
         if report.status == "drained" and left and self._scenario.drain_limit is None:
             raise Violation(f"the run is drained, but {left} are unprocessed")
-        # A run that is doubtful reports itself that it may have loaded what is wrong; and
-        # where letters can't be kept, what is dead may be kept nowhere.
+        # A doubtful run itself reports that it may have loaded wrong messages; and if
+        # letters can't be kept, a message that was given up may be nowhere.
         doubtful = isinstance(report.error, RepliesDoubtful)
         if not doubtful and self._scenario.broken != "letters":
             extracted = before[0] + report.ledger[0].produced
@@ -121,7 +121,7 @@ class Oracle(scenario.Oracle[Scenario]):
         self, expected: list[bytes], loaded: Sequence[bytes], *, whole: bool
     ) -> list[bytes]:
         if self._scenario.broken == "letters" and not whole:
-            # One may have been given up, and its letter could not be kept.
+            # A message may have been given up whose letter could not be kept.
             came = {*loaded}
             return [message for message in expected if message in came]
         return expected
@@ -132,7 +132,7 @@ class Oracle(scenario.Oracle[Scenario]):
         processed: Mapping[str, Mapping[bytes, int]],
         letters: Sequence[DeadLetter],
     ) -> None:
-        """Assert that what has one key was processed one after the other."""
+        """Assert that messages with the same key were processed in order."""
         messages = list(self._scenario.messages[:count])
         for stage in self._scenario.stages:
             if stage.order is Order.NONE:
@@ -141,8 +141,8 @@ class Oracle(scenario.Oracle[Scenario]):
             if stage.order is Order.KEY:
                 dead = {letter.message for letter in mine}
                 turns = processed.get(stage.name, {})
-                # Of equal ones no one knows which was processed. A run that failed may
-                # have given one up and not kept its letter.
+                # Equal messages can't be told apart. A run that failed may have given a
+                # message up without keeping its letter.
                 seen = [
                     m for m in dict.fromkeys(messages) if m not in dead and m in turns
                 ]

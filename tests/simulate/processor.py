@@ -1,4 +1,4 @@
-"""A record processor as it is simulated: it checks what it is given, and dies at times."""
+"""A simulated record processor, which checks its records, and dies at times."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 __all__ = ("NOTHING", "Number", "Processor", "number_in")
 
 Number = tuple[int, int]
-"""Of a record: its sequence number, and its place in an aggregated one."""
+"""A record's sequence number, and its place in an aggregated record."""
 NOTHING: Final = (-1, 0)
-"""Behind which a shard begins."""
+"""The number before the first record of a shard."""
 
 
 class Processor:
-    """One process that has a shard."""
+    """One process with a shard."""
 
     def __init__(
         self, simulation: ShardSimulation, runner: Runner, worker: ScriptedWorker
@@ -42,7 +42,7 @@ class Processor:
         self._lost = False
 
     async def run(self) -> int:
-        """Live, to the end of stdin or to where it dies."""
+        """Run until the end of stdin, or until the process dies."""
         status = await self._live()
         if status:
             self._simulation.killers |= self._held
@@ -119,7 +119,7 @@ class Processor:
                 )
 
     async def _next(self) -> Any:  # noqa: ANN401 - JSON
-        """Return the next line; None: there is no more."""
+        """Return the next line; None at the end."""
         while not self._lines:
             data = await self._worker.read()
             if not data:

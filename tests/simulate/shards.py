@@ -1,8 +1,8 @@
 """
-Loads by shards: runners die, are drained and come, their workers die, and tables fail.
+Sharded loads: runners die, drain and join, their workers die, and tables fail.
 
-Runners share the shards by leases, or each has all of them, one runner after the other,
-and the checkpoints are in a file.
+Runners share the shards by leases; or they run one after the other, each with all
+shards, and keep the checkpoints in a file.
 """
 
 from __future__ import annotations
@@ -61,74 +61,74 @@ OPERATIONS: Final = {
     "take": operator.take,
     "reset": operator.reset,
 }
-LOOKS: Final = 4.0  # seconds after which each runner has looked at the table again
-AGO: Final = 15.0  # where that is slow
+LOOKS: Final = 4.0  # seconds within which each runner reads the table again
+AGO: Final = 15.0  # the same if requests are slow
 PASSING: Final = ("ProvisionedThroughputExceededException", "ExpiredIteratorException")
-"""What the API answers at times, and then not."""
+"""Transient errors of the API."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShardScenario(Scenario):
-    """Who runs when, and what goes wrong until all is well."""
+    """The runners of a load, and what goes wrong until the final, sound phase."""
 
     leases: bool
-    """Whether runners share the shards; else one runs after the other."""
+    """Whether runners share the shards by leases; else they run one after the other."""
     stream: bool
-    """Whether the input has shards of its own; else it is cut into them."""
+    """Whether the input has shards of its own; else it is cut into shards."""
     shards: int
     page: int
-    """Records of one read."""
+    """Number of records in one read."""
     lives: tuple[Life, ...]
-    """Of the runners that come before one that lives to the end."""
+    """The runners before the last one, which runs to the end."""
     unread: float
-    """Share of requests to the table that fail, half of them when they are done; and of
-    writes of the file."""
+    """Probability that a request to the table fails, before or after it is done;
+    likewise a write of the file, or a read of the stream."""
     slow: float
-    """Seconds that one takes, at most."""
+    """Maximal seconds that a request takes."""
     pace: float
-    """Seconds that a record takes, at most."""
+    """Maximal seconds that a record takes."""
     dies: float
-    """Share of records, of checkpoints and of ends at which a worker exits."""
+    """Probability that a worker exits at a message or at a record."""
     commits: float
-    """Share of records that are checkpointed; one in four without their number."""
+    """Share of records that are checkpointed."""
     poisoned: frozenset[int]
-    """Records at which each worker dies; without dead letters until all is well."""
+    """Records that kill each worker; without dead letters, until the sound phase."""
     letters: bool
-    """Whether a record is dead-lettered that no worker survives."""
+    """Whether a record that no worker survives is dead-lettered."""
     changes: tuple[tuple[float, str], ...] = ()
-    """When shards are split and merged."""
+    """Splits and merges of shards, with their times."""
     operations: tuple[Operation, ...] = ()
     """What operators do to the leases."""
     last: tuple[Operation, ...] = ()
-    """What they do when all else is well."""
+    """What operators do in the sound phase."""
 
 
 @dataclass(frozen=True)
 class Operation:
-    """What an operator does, whether a runner lives or not."""
+    """An operator's action, whether or not a runner is alive."""
 
     at: float
-    """Virtual seconds."""
+    """Virtual seconds from the beginning."""
     what: str
     """``release``, ``take``, ``reset``, or ``forget`` for a reset of all."""
     looked: float
-    """Seconds since the table was read of which it is done."""
+    """Age, in seconds, of the table's rows that the operator acts on."""
 
 
 @dataclass(frozen=True)
 class Life:
-    """One runner."""
+    """The life of one runner."""
 
     name: str
     start: float
-    """Virtual seconds."""
+    """Virtual seconds from the beginning."""
     length: float
     end: str
     """``killed`` or ``drained``."""
 
 
 def any_runners(draw: random.Random) -> ShardScenario:
-    """Draw runners of one load."""
+    """Draw a load and its runners."""
     leases = draw.random() < 0.7
     stream = leases and draw.random() < 0.5
     records = draw.randint(1, 40)
@@ -203,19 +203,19 @@ def _operations(
 
 
 class Records(Source):
-    """What is cut into shards."""
+    """A source of numbered records, which are cut into shards."""
 
     def __init__(self, simulation: ShardSimulation) -> None:
         super().__init__("records")
         self._simulation = simulation
 
     async def runs(self) -> AsyncGenerator[Run | Position, None]:
-        """Yield nothing: records are read with their numbers."""
+        """Raise AssertionError: records are read with their numbers."""
         raise AssertionError("records are read with their numbers")
         yield
 
     async def numbered(self, after: int = -1) -> AsyncGenerator[AnnotatedRun, None]:
-        """Yield those behind a number."""
+        """Yield the records after a number."""
         messages, page = self._simulation.messages, self._simulation.scenario.page
         for n in range(after + 1, len(messages), page):
             await self._simulation.pause()
@@ -224,7 +224,7 @@ class Records(Source):
 
 
 class Rows(Source):
-    """The same for one runner, with positions."""
+    """The same source for a single runner, with positions."""
 
     def __init__(self, runner: Runner) -> None:
         super().__init__("records")
@@ -248,7 +248,7 @@ class Rows(Source):
 
 
 class Checkpoints(CheckpointFile):
-    """The file of one runner; what it does when it is dead counts no more."""
+    """One runner's checkpoint file; nothing that a dead runner does counts."""
 
     def __init__(self, runner: Runner) -> None:
         super().__init__(None, {})
@@ -256,11 +256,11 @@ class Checkpoints(CheckpointFile):
         self._simulation = runner.simulation
 
     def open(self) -> None:
-        """Take what is stored."""
+        """Read the stored checkpoints."""
         self._positions = dict(self._simulation.stored)
 
     def store(self, shard: str, position: object) -> None:
-        """Store a position, or fail before that or behind it."""
+        """Store a position, or fail before or after that."""
         self._fail()
         super().store(shard, position)
         self._simulation.store(self._runner, shard, json.dumps(position))
@@ -285,7 +285,7 @@ class Runner:
 
 
 class Table(MemoryLeases):
-    """What one runner has of the table; what it does when it is dead counts no more."""
+    """One runner's access to the table; nothing that a dead runner does counts."""
 
     def __init__(self, runner: Runner) -> None:
         super().__init__()
@@ -293,19 +293,19 @@ class Table(MemoryLeases):
         self._simulation = runner.simulation
 
     def read(self) -> list[Lease]:
-        """Read it, or fail."""
+        """Read the table, or fail."""
         self._fail()
         return self._simulation.table.read()
 
     def add(self, leases: Iterable[Lease]) -> int:
-        """Add leases, or fail before that or behind it."""
+        """Add leases, or fail before or after that."""
         self._fail()
         added = self._simulation.table.add(leases)
         self._fail()
         return added
 
     def swap(self, before: Lease, after: Lease, news: News = NEWS) -> bool:
-        """Put a row in the place of another, or fail; it may be put there later."""
+        """Replace a row, or fail; a failed write may still arrive later."""
         swap = partial(self._simulation.swap, self._runner, before, after, news)
         try:
             self._fail()
@@ -318,7 +318,7 @@ class Table(MemoryLeases):
         return done
 
     def close(self) -> None:
-        """Keep it: others have it, too."""
+        """Do nothing, as other runners use the table, too."""
 
     def _fail(self) -> None:
         if self._runner.dead or self._simulation.fails():
@@ -326,15 +326,15 @@ class Table(MemoryLeases):
 
 
 class Forgetful(MemoryLeases):
-    """The one table."""
+    """The table that all runners share."""
 
     def forget(self) -> None:
-        """Remove all leases, as those in a database."""
+        """Remove all leases, as from a database."""
         self._rows.clear()
 
 
 class Looked(MemoryLeases):
-    """The table as an operator has looked at it, twice; then as it is."""
+    """A table whose first two reads return what an operator saw earlier."""
 
     def __init__(self, table: MemoryLeases) -> None:
         super().__init__()
@@ -342,11 +342,11 @@ class Looked(MemoryLeases):
         self._old = [table.read()] * 2
 
     def read(self) -> list[Lease]:
-        """Return what was seen, and from then on what there is."""
+        """Return the old rows twice, and then the current ones."""
         return self._old.pop() if self._old else self._table.read()
 
     def swap(self, before: Lease, after: Lease, news: News = NEWS) -> bool:
-        """Put a row in the place of another."""
+        """Replace a row."""
         return self._table.swap(before, after, news)
 
 
@@ -363,8 +363,8 @@ class ShardSimulation(simulation.Simulation[ShardScenario]):
         self.stored: dict[str, Any] = {}
         """The checkpoints in the file, as plain JSON."""
         self.position = 0
-        """That of the source, where there are no leases."""
-        self._begin = 0  # where the runner that lives has begun
+        """The source's position, without leases."""
+        self._begin = 0  # the position at which the current runner began
         self.sound = False
         """Whether nothing goes wrong any more."""
         numbers = None if self.scenario.leases else "/n"
@@ -372,7 +372,7 @@ class ShardSimulation(simulation.Simulation[ShardScenario]):
         self._stream: MemoryKinesis | None = None
         self._done: dict[str, set[Number]] = {}
         self._resets: dict[str, list[float]] = {}
-        """When what is committed of a shard was forgotten."""
+        """Times at which a shard's checkpoint was reset."""
         self._forgotten = -1.0
         self.killers: set[int] = set()
         """Records at which a worker has died."""
@@ -391,7 +391,7 @@ class ShardSimulation(simulation.Simulation[ShardScenario]):
         return not self.sound and self.chance.random() < self.scenario.unread
 
     def late(self, swap: Callable[[], bool]) -> None:
-        """Do some time what somebody has long given up."""
+        """Let a write arrive late, after its runner has given it up."""
 
         async def do() -> None:
             await anyio.sleep(self.chance.uniform(0, 20))
@@ -400,11 +400,11 @@ class ShardSimulation(simulation.Simulation[ShardScenario]):
         self._tasks.start_soon(do)
 
     def dies(self) -> bool:
-        """Return whether a worker is to exit here."""
+        """Return whether a worker exits here."""
         return not self.sound and self.chance.random() < self.scenario.dies
 
     def kills(self, message: int) -> bool:
-        """Return whether each worker dies of a record."""
+        """Return whether a record kills each worker."""
         cured = self.sound and not self.scenario.letters
         return message in self.scenario.poisoned and not cured
 
@@ -415,7 +415,7 @@ class ShardSimulation(simulation.Simulation[ShardScenario]):
         try:
             await anyio.sleep(self.chance.choice((0.0, 0.001, slow)))
         except BaseException:
-            # A thread is not cancelled: it may have got so far.
+            # A thread can't be cancelled, so the call may still be done.
             if self.chance.random() < 0.5:
                 function(*args)
             raise
@@ -426,7 +426,7 @@ class ShardSimulation(simulation.Simulation[ShardScenario]):
     # --- the table ------------------------------------------------------------------
 
     def swap(self, runner: Runner, before: Lease, after: Lease, news: News) -> bool:
-        """Put a row in the place of another, and judge what is committed."""
+        """Replace a row, and judge what it commits."""
         done = self.table.swap(before, after, news)
         if done and (after.position, after.ended) != (before.position, before.ended):
             self.tell(
@@ -446,7 +446,7 @@ class ShardSimulation(simulation.Simulation[ShardScenario]):
         self.stored[shard] = json.loads(position)
 
     def committed(self, shard: str) -> Lease:
-        """Return what is committed of a shard."""
+        """Return the lease or checkpoint of a shard as it is stored."""
         if self.scenario.leases:
             rows = {row.shard: row for row in self.table.read()}
             return rows.get(shard, Lease(shard))
@@ -465,7 +465,7 @@ class ShardSimulation(simulation.Simulation[ShardScenario]):
                 self.violate(f"{position} is stored, and {n} was not processed")
 
     async def _operate(self, operation: Operation) -> None:
-        """Do what an operator does, and judge that it is that alone."""
+        """Do an operation, and assert that it changes nothing else."""
         await anyio.sleep(operation.at)
         looked = Looked(self.table)
         await anyio.sleep(operation.looked)
@@ -498,12 +498,12 @@ class ShardSimulation(simulation.Simulation[ShardScenario]):
         self._done.pop(shard, None)
 
     def resets(self, shard: str) -> int:
-        """Return how often a shard has been reset."""
+        """Return how many times a shard has been reset."""
         return len(self._resets.get(shard, ()))
 
     def _check_commit(self, lease: Lease, before: Number) -> None:
         number = number_in(lease.position)
-        # Of a write of the file that failed nobody knows whether it is there.
+        # After a failed write, the runner doesn't know what the file has.
         unsure = not self.scenario.leases and self.scenario.unread
         if number < before and not lease.ended and not unsure:
             self.violate(f"{lease.shard} goes back to {number} from {before}")
@@ -520,7 +520,7 @@ class ShardSimulation(simulation.Simulation[ShardScenario]):
                 self.violate(f"{lease.shard} is committed as ended, and goes on")
 
     def _safe(self) -> set[int]:
-        """Return the records that a dead letter holds which no crash can lose."""
+        """Return the records in dead letters that no crash can lose."""
         kept = [
             letter
             for runner in self._runners
@@ -529,7 +529,7 @@ class ShardSimulation(simulation.Simulation[ShardScenario]):
         return self._lettered | {json.loads(letter.message)["n"] for letter in kept}
 
     def records_of(self, shard: str) -> Mapping[Number, int]:
-        """Return what a shard has, in its order."""
+        """Return the records of a shard by number, in order."""
         if self._stream is None:
             cuts = map(self._cut.record, self.messages)
             return {
@@ -571,7 +571,7 @@ class ShardSimulation(simulation.Simulation[ShardScenario]):
                             tasks.start_soon(self._live, life)
                         else:
                             await self._live(life)
-                await anyio.sleep(25)  # until what is late is done
+                await anyio.sleep(25)  # until all late writes have arrived
                 self.sound = True
                 self.tell("all is well from now on")
                 async with anyio.create_task_group() as tasks:
@@ -592,7 +592,7 @@ class ShardSimulation(simulation.Simulation[ShardScenario]):
             some, left = left[:count], left[count:]
             data = some[0]
             if len(some) > 1:
-                # One key: all are in the shard of the record that holds them.
+                # They have the same key, so all belong to the aggregate's shard.
                 data = aggregated(*((each, "k") for each in some))
             key = "k" if len(some) > 1 else str(self.chance.randrange(99))
             stream.put_data(data, key)
@@ -642,7 +642,7 @@ class ShardSimulation(simulation.Simulation[ShardScenario]):
         if runner.life.end == "drained":
             pipeline.drain()
             return
-        # What it has not made durable is there, or not.
+        # A random part of the letters that are not durable survives.
         kept = runner.letters.kept
         safe = kept[: self.chance.randint(runner.letters.durable, len(kept))]
         self._lettered |= {json.loads(letter.message)["n"] for letter in safe}
@@ -696,7 +696,7 @@ class ShardSimulation(simulation.Simulation[ShardScenario]):
         if report.status == "failed" and not self._may_fail(runner, report.error):
             self.violate(f"{runner.owner} failed: {report.error!r}")
         lettered = [letter.message for letter in runner.letters.kept]
-        # A shard that is lost and taken again is given again what was not committed.
+        # With leases, a lost shard's uncommitted records may be dead-lettered again.
         if not self.scenario.leases and len(lettered) > len({*lettered}):
             self.violate(f"{runner.owner} has written two letters of one record")
         rows = self.table.read()
@@ -711,14 +711,14 @@ class ShardSimulation(simulation.Simulation[ShardScenario]):
     def _may_fail(self, runner: Runner, error: BaseException | None) -> bool:
         if self.sound and self._forgotten > runner.begun:
             return "is gone from the lease table" in str(error)
-        # One that is drained does not wait for the table.
+        # A drained runner doesn't wait for the table.
         if isinstance(error, TableGone) and runner.life.end != "drained":
             return False
         return not self.sound and isinstance(error, EtlstageError)
 
     @property
     def _ago(self) -> float:
-        """The time that no runner has not looked at the table since."""
+        """The time since which every runner has read the table."""
         return anyio.current_time() - (LOOKS if self.sound else AGO)
 
     def _reset_since(self, shard: str, time: float) -> bool:
@@ -752,7 +752,7 @@ class ShardSimulation(simulation.Simulation[ShardScenario]):
         return await processor.run()
 
     def begin(self, runner: Runner, shard: str, position: Number) -> None:
-        """Judge where a worker begins."""
+        """Judge the position at which a worker begins."""
         row = self.committed(shard)
         self.tell(f"{runner.owner}: a worker of {shard} begins behind {position}")
         ours = row.owner == runner.owner or not self.resets(shard)
@@ -770,7 +770,7 @@ class ShardSimulation(simulation.Simulation[ShardScenario]):
         self._done.setdefault(shard, set()).add(number)
 
     def expected(self, shard: str, after: Number) -> list[Number]:
-        """Return the records that a worker may be given next, the last of which has to."""
+        """Return the records that may be next; all but the last may be skipped."""
         found = list[Number]()
         for place, message in self.records_of(shard).items():
             if place > after and message >= self._begin:
@@ -783,5 +783,5 @@ class ShardSimulation(simulation.Simulation[ShardScenario]):
 def simulate(
     draw: Callable[[random.Random], ShardScenario], seeds: Iterable[int]
 ) -> None:
-    """Run the runners of each seed; raises SimulationFailed for the first that fails."""
+    """Run each seed's load; raise SimulationFailed for the first that fails."""
     simulation.simulate(draw, seeds, simulation=ShardSimulation)

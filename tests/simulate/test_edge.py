@@ -1,4 +1,4 @@
-"""Two halves of a pipeline and the journals between them: each dies, and goes on."""
+"""Two halves of a pipeline with journals between them; each dies, and resumes."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ SOME: Final = range(40)
 
 
 def test_each_message_passes_an_edge_once() -> None:
-    """In a sample, wherever the halves, or the machine, break off (issue 24)."""
+    """A sample of seeds: halves and the machine crash anywhere (issue 24)."""
     simulate(halves, SOME)
 
 
 def test_any_halves_load_as_they_promise() -> None:
-    """Whatever stages, faults, ends that fail, drains and segments are drawn."""
+    """With any stages, faults, failing ends, drains and segment sizes."""
     simulate(any_halves, SOME)
 
 
@@ -34,12 +34,12 @@ append_intents = journal_sink.append_intents
 
 
 def forget(sink: JournalSink, epochs: Epochs) -> None:
-    """Begin without what is recorded."""
+    """Begin without the recorded intents."""
     sink._once = epochs.once
 
 
 def leave(journals: Journals, intents: Iterable[Any], *, stage: str) -> None:
-    """Append what acknowledges an epoch, and force nothing to the disk."""
+    """Append an epoch's intents without syncing them."""
     with patch.object(Journals, "sync"):
         append_intents(journals, intents, stage=stage)
 
@@ -58,7 +58,7 @@ PLANTED = {
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_planted_bug_is_found(name: str) -> None:
-    """And by no seed where there is none (issue 24)."""
+    """The seed that finds it passes without the bug (issue 24)."""
     bug, why = PLANTED[name]
     with patch.object(*bug), pytest.raises(SimulationFailed, match=why) as found:
         simulate(halves, SOME)

@@ -1,4 +1,4 @@
-"""What a simulation asserts of a run, and in which words it shows what is not so."""
+"""What a simulation asserts of a run, and the messages of its violations."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NOW = datetime.now(UTC)
 
 
 def twice(message: bytes) -> Iterable[bytes]:
-    """Return what comes of a message."""
+    """Return the outputs of a message, or refuse it."""
     if message == b"bad":
         raise ValueError
     return [message, message.upper()]
@@ -95,7 +95,7 @@ def judge(
     processed: Sequence[bytes] = (),
     **given: Any,  # noqa: ANN401
 ) -> None:
-    """Judge a run that loaded that."""
+    """Judge a run that loaded these messages."""
     oracle = Oracle(made)
     position = len(made.messages) if committed is None else committed
     if position:
@@ -109,7 +109,7 @@ def judge(
 
 
 def found(made: Scenario, *loaded: bytes, **given: Any) -> str:  # noqa: ANN401
-    """Return what is found in a run that loaded that."""
+    """Return the violation found in a run that loaded these messages."""
     with pytest.raises(Violation) as violation:
         judge(made, *loaded, **given)
     return str(violation.value)
@@ -133,7 +133,7 @@ def test_message_that_is_missing() -> None:
 
 
 def test_message_too_many() -> None:
-    """One that no one made, or one that is dead-lettered, too."""
+    """It was made by no stage, or is dead-lettered as well."""
     said = found(scenario(), b"a", b"A", b"b", b"B", b"B")
     assert said == "b'B' is loaded too often, or by mistake"
     said = found(scenario(), b"a", b"A", b"b", b"B", letters=[letter(b"a", 0)])
@@ -141,14 +141,14 @@ def test_message_too_many() -> None:
 
 
 def test_order() -> None:
-    """Where it was promised."""
+    """The order is only checked where it is promised."""
     wrong = (b"b", b"B", b"a", b"A")
     assert found(scenario(), *wrong) == "order: b'b' is loaded before b'a'"
     judge(scenario(order=Order.NONE), *wrong)
 
 
 def test_order_by_key() -> None:
-    """Of messages with one key."""
+    """Messages with the same key must be loaded in order."""
     first, other, second = b"[1,1]", b"[2,2]", b"[1,3]"
     keyed = scenario(first, other, second, order=Order.KEY)
     judge(keyed, other, other, first, first, second, second)
@@ -157,7 +157,7 @@ def test_order_by_key() -> None:
 
 
 def test_message_whose_letter_can_not_be_kept() -> None:
-    """Of a run that fails by that, what comes behind it is loaded (issue 12)."""
+    """The run fails, and messages after it may be loaded nevertheless (issue 12)."""
     made = scenario(may_fail=True, broken="letters")
     failed: dict[str, Any] = {"committed": 0, "status": "failed", "error": OSError()}
     judge(made, b"b", b"B", **failed)
@@ -166,7 +166,7 @@ def test_message_whose_letter_can_not_be_kept() -> None:
 
 
 def test_position_too_early() -> None:
-    """What comes before it is not durable."""
+    """A position is too early if something before it is not durable."""
     oracle = Oracle(scenario())
     with pytest.raises(
         Violation, match="position 1 is stored, but b'A' is not durable"
@@ -179,13 +179,13 @@ def test_position_too_early() -> None:
 
 
 def test_last_position_is_missing() -> None:
-    """A run that is done has stored it."""
+    """A run that is done must have stored it."""
     said = found(scenario(), b"a", b"A", b"b", b"B", committed=1)
     assert said == "the run is done, but the last position stored is 1"
 
 
 def test_dead_letter_of_another_message() -> None:
-    """Its place shows which it is."""
+    """A letter's place must be that of its message, and occur once."""
     said = found(scenario(), b"a", b"A", letters=[letter(b"b", 0)])
     assert (
         said == "stage t: b'b' is dead-lettered as number 0, where it was given [b'a']"
@@ -196,7 +196,7 @@ def test_dead_letter_of_another_message() -> None:
 
 
 def test_who_is_to_be_dead_lettered() -> None:
-    """No one else, and each of them."""
+    """Each message at fault must be dead-lettered, and no other."""
     culprit = scenario(fatal={"t": [b"a"]})
     said = found(culprit, b"a", b"A", letters=[letter(b"b", 1)])
     assert said == "stage t: b'b' is dead-lettered, and is not at fault"
@@ -205,7 +205,7 @@ def test_who_is_to_be_dead_lettered() -> None:
 
 
 def test_run_that_fails() -> None:
-    """That may be; what it has loaded is right all the same."""
+    """If a run may fail, what it has loaded must be right nevertheless."""
     error = SourceFailed("no more", stage="source")
     failed: dict[str, Any] = {"status": "failed", "error": error, "committed": 0}
     said = found(scenario(), b"a", **failed)
@@ -221,7 +221,7 @@ KEYED = (b'["k",1]', b'["l",2]', b'["k",3]')
 
 
 def keyed(*processed: int, broken: Any = "", **given: Any) -> None:  # noqa: ANN401
-    """Judge a run in which messages with keys were processed in that order."""
+    """Judge a run in which messages with keys were processed in a given order."""
     made = scenario(*KEYED, order=Order.KEY, broken=broken)
     dead = {letter.message for letter in given.get("letters", ())}
     loaded = [out for message in KEYED if message not in dead for out in twice(message)]
@@ -229,7 +229,7 @@ def keyed(*processed: int, broken: Any = "", **given: Any) -> None:  # noqa: ANN
 
 
 def test_key_is_processed_in_order() -> None:
-    """Whatever the others do; one that was given up need not be at all (issue 12)."""
+    """Other keys don't matter, and a message given up may be missing (issue 12)."""
     keyed(0, 1, 2)
     keyed(1, 0, 2)
     keyed(2, 1, letters=[letter(KEYED[0], 0)])
@@ -240,7 +240,7 @@ def test_key_is_processed_in_order() -> None:
 
 
 def test_ledger_that_is_wrong() -> None:
-    """It does not balance, or the dead letters are not those that it counts."""
+    """It doesn't balance, or its count of dead letters is wrong."""
     made = scenario()
     wrong = report(made, [b"a", b"A"], dead=1)
     with pytest.raises(Violation, match="has 1 dead letters, 0 are kept"):
@@ -251,7 +251,7 @@ def test_ledger_that_is_wrong() -> None:
 
 
 def test_extraction_that_ends_early() -> None:
-    """A run that is done has extracted all."""
+    """A run that is done must have extracted all messages."""
     made = scenario()
     short = report(made, [b"a", b"A"])
     short.ledger[0].produced = short.ledger[1].received = short.ledger[1].done = 1

@@ -1,4 +1,4 @@
-"""The same plans of faults in memory and by processes: the same becomes of all messages."""
+"""The same fault plans have the same outcome in simulations and in real processes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tests.supervisor.conftest import _nothing_is_left as _nothing_is_left
 pytestmark = pytest.mark.process
 
 AT_ONCE = 6
-"""Most of their time they wait: for a deadline, or for the pause before a restart."""
+"""Number of runs at a time; they mostly wait for deadlines and restarts."""
 
 
 class InMemory(simulation.Simulation[Scenario]):
-    """A seed in virtual time; keeps what came of it."""
+    """A seed in virtual time, which keeps its outcome."""
 
     def _pipeline(self, *given: Any, **options: Any) -> Pipeline:  # noqa: ANN401
         _, sink, letters, _ = given
@@ -35,12 +35,12 @@ class InMemory(simulation.Simulation[Scenario]):
 
     @property
     def outcome(self) -> object:
-        """What became of the messages, by the sink, the letters and the ledger."""
+        """The messages in the sink, the dead letters, and the ledger's counts."""
         letters = [
             (letter.stage, letter.message, letter.kind, _cause(letter.attempts[-1]))
             for letter in self._letters.kept
         ]
-        # How often one is tried, or a worker started, is a matter of who has what then.
+        # The number of attempts and of worker starts depends on timing.
         accounts = [
             (a.received, a.done, a.dead, a.failed, a.unprocessed, a.produced)
             for a in self._made.ledger
@@ -49,23 +49,23 @@ class InMemory(simulation.Simulation[Scenario]):
 
 
 class AsProcesses(InMemory):
-    """The same in real time, with processes."""
+    """The same seed in real time, with processes."""
 
     def _launch(self, request: LaunchRequest) -> tuple[Wire, Child]:
         return launch_over_pipes(request)
 
     async def live(self) -> None:
-        """Run it; raises Violation if something is not as promised."""
+        """Run the seed; raise Violation if a promise is broken."""
         await self._main()
 
 
 def _cause(attempt: Attempt) -> str:
-    """Return what happened, without who it was."""
+    """Return an attempt's error without the worker's name and process id."""
     return attempt.error.replace(f"{attempt.pid}", "PID").replace(attempt.worker, "")
 
 
 def agree(seeds: range) -> None:
-    """Assert that processes do to the messages what their simulation does."""
+    """Assert that processes have the same outcome as their simulation."""
     expected: dict[int, object] = {}
     for seed in seeds:
         simulated = InMemory(of_programs, seed)
@@ -95,12 +95,12 @@ def agree(seeds: range) -> None:
 
 
 def test_processes_do_as_their_simulation() -> None:
-    """A few plans, with crashes, refusals, hangs and what costs nothing (issue 26)."""
+    """A few plans, with crashes, refusals, hangs and harmless faults (issue 26)."""
     agree(range(12))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_processes_do_as_their_simulation_200_times() -> None:
-    """The same for many."""
+    """The same for 200 more plans."""
     agree(range(12, 212))

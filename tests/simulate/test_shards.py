@@ -1,4 +1,4 @@
-"""Loads by shards, whose runners, workers and tables fail."""
+"""Sharded loads, whose runners, workers and tables fail."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ SOME: Final = range(40)
 
 
 def test_runners_lose_no_record() -> None:
-    """Whoever dies, is drained or comes, and whatever fails (issue 25)."""
+    """Runners and workers may die, drain or join, and requests may fail (issue 25)."""
     simulate(any_runners, SOME)
 
 
 def swap(table: MemoryLeases, before: Any, after: Any, *_: object) -> bool:  # noqa: ANN401
-    """Put a row there, whoever has written it meanwhile."""
+    """Replace a row, even if another runner has written it meanwhile."""
     table._rows[before.shard] = after
     return True
 
@@ -56,7 +56,7 @@ PLANTED: Final[dict[str, tuple[type, str, Callable[..., Any], str]]] = {
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_planted_bug_is_found(name: str) -> None:
-    """And by no seed where there is none."""
+    """The seed that finds it passes without the bug."""
     of, attribute, bug, why = PLANTED[name]
     with (
         patch.object(of, attribute, bug),

@@ -1,4 +1,4 @@
-"""Workers that write their pids to files, and what becomes of these."""
+"""Workers that write their pids to files, and checks on their processes."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def tell_and_hang(place):
     os.rename(name + ".part", name + ".pids")
     time.sleep(3600)
 """
-"""Defines what a worker calls that never answers, and has a child of its own session."""
+"""A function for a worker that never replies and has a child in its own session."""
 
 HANGING = f"{TELL}\ntell_and_hang(sys.argv[1])\n"
-"""Program of such a worker; its argument is a folder."""
+"""The program of such a worker; its argument is a folder."""
 
 
 def wait_for_pids(place: Path, count: int = 1) -> list[int]:
-    """Return the pids that ``count`` workers wrote: each host's, its own, its child's."""
+    """Return the pids that ``count`` workers wrote: host, own and child of each."""
     deadline = time.monotonic() + 120
     while len(found := list(place.glob("*.pids"))) < count:
         assert time.monotonic() < deadline, "no worker was started"
@@ -35,7 +35,7 @@ def wait_for_pids(place: Path, count: int = 1) -> list[int]:
 
 
 def are_gone(pids: list[int], seconds: float = 60) -> bool:
-    """Return whether the processes end in time."""
+    """Return whether all processes end in time."""
     deadline = time.monotonic() + seconds
     while any(map(runs, pids)):
         if time.monotonic() > deadline:
@@ -45,7 +45,7 @@ def are_gone(pids: list[int], seconds: float = 60) -> bool:
 
 
 def runs(pid: int) -> bool:
-    """Return whether a process is there, and no zombie."""
+    """Return whether a process exists and is not a zombie."""
     fields = _stat(pid)
     return bool(fields) and fields[0] != "Z"
 

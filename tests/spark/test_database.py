@@ -1,4 +1,4 @@
-"""The server of the tests, beside those for which its packages are installed."""
+"""The database server of the tests, where its packages are installed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ with postgresql() as server:
 
 @pytest.mark.spark
 def test_server_ends_with_tests_that_are_killed() -> None:
-    """It is no child of theirs, and would run for ever (issue 14)."""
+    """It is not their child, and would run forever (issue 14)."""
     with subprocess.Popen(
         [sys.executable, "-c", KILLED],
         cwd=Path(__file__).parents[2],

@@ -192,12 +192,12 @@ STACK = "\n\tat org.apache.spark.X.y(X.scala:1)\n\tat z\n"
     ],
 )
 def test_one_line_is_cut_out(text: str, line: str) -> None:
-    """Each shape of Spark's exceptions gives the line that a user can act on."""
+    """Each form of Spark's exceptions gives the line that a user can act on."""
     assert explain(RuntimeError(text)) == line
 
 
 def test_unknown_problem_names_the_log() -> None:
-    """Where Spark has no name for the problem, its log may have more; it is shown once."""
+    """Spark's log may have more on a problem without a name; it is named only once."""
     line = explain(RuntimeError("Something broke.\nmore"), Path("/log/s.log"))
     assert line == "something broke; Spark's log is /log/s.log"
     assert explain(SparkUnavailable(line), Path("/log/s.log")) == line
@@ -207,7 +207,7 @@ def test_unknown_problem_names_the_log() -> None:
     "raised", [ConnectionRefusedError(111, "x"), BrokenPipeError()]
 )
 def test_jvm_that_has_ended_is_reported(raised: OSError) -> None:
-    """Whatever it is that was not there any more; also when it is asked for a text."""
+    """Whichever error tells of it, even one that is raised by formatting another."""
 
     class Unknown(Exception):
         def __str__(self) -> str:
@@ -226,7 +226,7 @@ def test_jvm_that_has_ended_is_reported(raised: OSError) -> None:
     ],
 )
 def test_call_that_the_jvm_did_not_outlive(said: str) -> None:
-    """It is notified; where there is a trace, that has more (issue 14)."""
+    """A Py4J error without a trace means so; a trace has more (issue 14)."""
     text = explain(Py4JError(said), Path("/logs/spark.log"))
     assert text == "the JVM of Spark has ended; Spark's log is /logs/spark.log"
     traced = Py4JError(f"{said}.\n: java.lang.IllegalStateException: no{STACK}")
@@ -235,7 +235,7 @@ def test_call_that_the_jvm_did_not_outlive(said: str) -> None:
 
 
 def test_schema_that_the_jvm_did_not_outlive() -> None:
-    """PySpark takes whatever goes wrong there for a fault of the type (issue 14)."""
+    """PySpark takes any failure there for a wrong data type (issue 14)."""
     said = "An error occurred while calling o54.schema"
     error = PySparkRuntimeError(
         errorClass="CANNOT_PARSE_DATATYPE", messageParameters={"msg": said}

@@ -46,7 +46,7 @@ def stage(**settings: object) -> Stage:
     ],
 )
 def test_budget(budget: ErrorBudget, failed: int, received: int, allowed: bool) -> None:
-    """Until a hundred came in a share is one of a hundred."""
+    """Before a hundred messages have arrived, a share is one of a hundred."""
     assert budget.allows(failed, received) is allowed
 
 
@@ -154,14 +154,14 @@ def test_budget_as_errors_show_it(budget: ErrorBudget, text: str) -> None:
     ],
 )
 def test_what_makes_no_sense_is_refused(make: Callable[[], object], text: str) -> None:
-    """When it is made, with the setting, the value, and what was expected."""
+    """The error names the setting, the value, and what was expected."""
     with pytest.raises(ConfigError) as caught:
         make()
     assert text in str(caught.value)
 
 
 def test_no_bound_goes_with_any_end() -> None:
-    """Who judges for himself takes the budget away, whatever the policy has."""
+    """A caller that judges failures itself may remove the budget of any policy."""
     policy = replace(ErrorPolicy(then="fail"), budget=ErrorBudget())
     assert (policy.then, str(policy.budget)) == ("fail", "no bound")
 
@@ -190,7 +190,7 @@ def test_number_of_workers_is_a_pool_that_does_not_vary(
 
 
 def test_extractor_runs_when_it_is_asked() -> None:
-    """Whatever it has for workers."""
+    """The number of workers for an extractor is not the user's choice."""
     dialect = MarkerDialect(mode=Mode.PLAIN)
     pool = stage(kind=StageKind.EXTRACT, dialect=dialect).pool
     assert (pool.min, pool.max) == (0, 1)
@@ -209,7 +209,7 @@ def test_extractor_runs_when_it_is_asked() -> None:
 def test_restart(
     restart: RestartPolicy, *, failed: bool, status: int, wanted: bool
 ) -> None:
-    """Some statuses show that it won't help."""
+    """A status in ``never_on`` means that a restart won't help."""
     assert restart.wanted(failed=failed, status=status) is wanted
 
 

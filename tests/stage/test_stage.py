@@ -1,4 +1,4 @@
-"""A stage: what contradicts itself is refused, and what is left out is decided."""
+"""Stages: contradictions are refused, and settings left out get a default."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ def test_stage_that_can_not_be_is_refused(settings: dict[str, Any], text: str) -
 
 
 def test_all_that_is_wrong_is_reported() -> None:
-    """At once."""
+    """One error lists every problem."""
     with pytest.raises(ConfigError) as refused:
         stage(workers=0, key="/id")
     assert len(refused.value.problems) == 2
 
 
 def test_key_belongs_to_an_order() -> None:
-    """Then it is fine."""
+    """With ``order: key`` a key is accepted."""
     assert stage(key="/id", order=Order.KEY).key == "/id"
 
 
@@ -88,7 +88,7 @@ def test_command_is_any_sequence_of_texts(words: Sequence[str]) -> None:
 
 @pytest.mark.parametrize("words", ["cat -u", b"cat -u", {"cat"}, iter(["cat"]), 7])
 def test_command_that_is_no_sequence_of_texts(words: object) -> None:
-    """Of a text the first letter would be the program."""
+    """Of a plain text, the first letter would be the program."""
     with pytest.raises(ConfigError, match=r"such as \[python, clean.py\], got"):
         WorkerProgram(command=words)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"such as \[python, clean.py\], got"):
@@ -97,10 +97,10 @@ def test_command_that_is_no_sequence_of_texts(words: object) -> None:
 
 def test_type_checkers_take_a_list_for_a_command() -> None:
     """
-    As the manual and the error for a text write it (issue 22).
+    The manual and the error for a plain text write a list (issue 22).
 
-    The check is mypy's, of this file: a list is taken, and of what is no text it
-    still complains.
+    The check is mypy's, of this file: it must accept a list, and must complain about
+    items that are not text.
     """
     words: list[str] = ["python", "clean.py"]
     Stage(name="clean", worker=words)
@@ -109,7 +109,7 @@ def test_type_checkers_take_a_list_for_a_command() -> None:
 
 
 def test_repr_shows_what_differs_from_the_defaults() -> None:
-    """All of it would be a kilobyte in every traceback (issue 22)."""
+    """With every setting it would add a kilobyte to each traceback (issue 22)."""
     assert repr(stage()) == "Stage(name='t', worker=WorkerProgram(command=('true',)))"
     changed = stage(timeout=Timeouts(stop=2), env={"A": "b"}, workers=1)
     assert repr(changed) == (

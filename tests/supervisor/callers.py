@@ -1,4 +1,4 @@
-"""Callers of all kinds, and what they call."""
+"""Callers of all kinds, and the supervisors that they call."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ EOM, EOP, EOB = b"\n", b"\0", b"\x17"
 
 
 def made_of(message: bytes) -> bytes:
-    """Return what the workers make of a message."""
+    """Return the workers' output for a message."""
     return message[::-1]
 
 
 async def single(worker: ScriptedWorker) -> int:
-    """Answer message by message, each after a while; die of poison."""
+    """Answer message by message, after varying delays; die of poison."""
     pace = Random(worker.start)  # noqa: S311 - no secret
     async for message in worker.messages():
         if POISON.encode() in message:
@@ -60,7 +60,7 @@ async def batches(worker: ScriptedWorker) -> int:
 
 
 async def toy(worker: ScriptedWorker) -> int:
-    """Answer in a dialect that names its exchanges."""
+    """Answer in a dialect that numbers its exchanges."""
     ours = ToyWorker(worker)
     await ours.say(Ready("toy"))
     async for message in ours.messages():
@@ -75,7 +75,7 @@ def supervisor(
     script: Callable[[ScriptedWorker], Awaitable[int]] = single,
     **more: object,
 ) -> AsyncSupervisor:
-    """Return a supervisor with little room, so that callers are stopped and go on."""
+    """Return a supervisor with so little room that callers are blocked and resume."""
     dialects: dict[object, Dialect] = {
         single: MarkerDialect(),
         batches: MarkerDialect(mode=Mode.BATCH_SUPERVISOR),
@@ -100,16 +100,16 @@ def supervisor(
 
 @dataclass
 class Scene:
-    """What a caller needs."""
+    """What a caller needs to run."""
 
     supervisor: AsyncSupervisor
     random: Random
     over: anyio.Event = field(default_factory=anyio.Event)
-    """Every honest caller has got all that it waits for."""
+    """Set once every honest caller has all its results."""
     number: int = 0
 
     def messages(self, count: int, word: str = "") -> list[bytes]:
-        """Return messages that no one else has, with keys that others have, too."""
+        """Return messages that are unique, with keys that are not."""
         self.number += 1
         return [
             json.dumps({"k": n % 5, "n": f"{self.number} {n} {word}"}).encode()
@@ -117,7 +117,7 @@ class Scene:
         ]
 
     def is_answer(self, results: list[Result], messages: list[bytes]) -> None:
-        """Check that these are the results of the messages, each once."""
+        """Check that these are the results of the messages, each exactly once."""
         assert [r.error for r in results] == [None] * len(messages)
         outputs = [output for result in results for output in result.outputs]
         of_messages = [result.message for result in results]
@@ -132,12 +132,12 @@ Caller = Callable[[Scene, int], Awaitable[None]]
 
 
 async def collect(stream: AsyncIterator[Result], results: list[Result]) -> None:
-    """Append what comes until the stream ends or raises."""
+    """Append results until the stream ends or raises."""
     async for result in stream:
         results.append(result)  # noqa: PERF401 - a comprehension keeps none of them
 
 
-# --- honest ones ---------------------------------------------------------------------
+# --- honest callers ------------------------------------------------------------------
 
 
 async def submits(scene: Scene, count: int) -> None:
@@ -155,7 +155,7 @@ async def streams(scene: Scene, count: int) -> None:
 
 
 async def streams_slowly(scene: Scene, count: int) -> None:
-    """Stream what comes now and then, and read it now and then."""
+    """Stream messages that come now and then, and read the results now and then."""
     messages = scene.messages(count)
     results: list[Result] = []
 
@@ -172,11 +172,11 @@ async def streams_slowly(scene: Scene, count: int) -> None:
 
 HONEST: list[Caller] = [submits, streams, streams_slowly]
 
-# --- others --------------------------------------------------------------------------
+# --- rude callers --------------------------------------------------------------------
 
 
 async def submits_text(scene: Scene, count: int) -> None:
-    """Submit a string among the messages, or no messages at all."""
+    """Submit a value that is not bytes among messages, or no list of messages."""
     messages: list[object] = [*scene.messages(count)]
     wrong = scene.random.choice(("text", None, 7, ["list"]))
     messages.insert(scene.random.randint(0, count), wrong)
@@ -187,7 +187,7 @@ async def submits_text(scene: Scene, count: int) -> None:
 
 
 async def streams_text(scene: Scene, count: int) -> None:
-    """Stream a string behind some messages, which are answered."""
+    """Stream a value that is not bytes after some messages, which are answered."""
     messages = scene.messages(count)
     results: list[Result] = []
     wrong = scene.random.choice(("text", None, 7, ["list"]))
@@ -198,7 +198,7 @@ async def streams_text(scene: Scene, count: int) -> None:
 
 
 async def raises(scene: Scene, count: int) -> None:
-    """Stream what fails in the middle, at once or after a while."""
+    """Stream from a source that fails after its messages."""
     messages = scene.messages(count)
     results: list[Result] = []
     error = scene.random.choice((ZeroDivisionError, asyncio.CancelledError))
@@ -215,7 +215,7 @@ async def raises(scene: Scene, count: int) -> None:
 
 
 async def never_ends(scene: Scene, count: int) -> None:
-    """Stream without end, and leave it in the middle without a word."""
+    """Stream without end, and leave without closing the stream."""
     endless = itertools.cycle(scene.messages(7))
     async for _ in scene.supervisor.stream(endless):
         count -= 1
@@ -224,7 +224,7 @@ async def never_ends(scene: Scene, count: int) -> None:
 
 
 async def stops_reading(scene: Scene, count: int) -> None:
-    """Stream without end, and read no further until all others are done."""
+    """Stream without end, and stop reading until all others are done."""
     endless = itertools.cycle(scene.messages(7))
     async with aclosing(scene.supervisor.stream(endless)) as results:
         async for _ in results:
@@ -244,7 +244,7 @@ async def is_cancelled(scene: Scene, count: int) -> None:
 
 
 async def uses_its_list_again(scene: Scene, count: int) -> None:
-    """Hand over runs in one list, emptied and filled again."""
+    """Hand over runs in one list, which is cleared and filled again."""
 
     def source() -> Iterator[Run]:
         run: list[bytes] = []
@@ -258,7 +258,7 @@ async def uses_its_list_again(scene: Scene, count: int) -> None:
 
 
 async def has_wrong_columns(scene: Scene, count: int) -> None:
-    """Put beside the messages what has no value for each, or is no column."""
+    """Annotate messages with too few values, or with no column."""
     messages = scene.messages(count + 2)
     for column in ([1], 5, None, iter(())):
         run = AnnotatedRun(messages, key=column)  # type: ignore[arg-type]
@@ -267,14 +267,14 @@ async def has_wrong_columns(scene: Scene, count: int) -> None:
 
 
 async def poisons(scene: Scene, count: int) -> None:
-    """Have workers die."""
+    """Make a worker die."""
     poison = scene.messages(1, POISON)
     (result,) = await scene.supervisor.submit(poison)
     assert isinstance(result.error, WorkerLost)
 
 
 async def asks_for_what_is_not_there(scene: Scene, count: int) -> None:
-    """Extract from a stage that does not, and ask for half a worker."""
+    """Extract from a stage that can't, and ask for half a worker."""
     with pytest.raises(LocalProtocolError):
         await anext(scene.supervisor.extract())
     with pytest.raises(TypeError):

@@ -16,20 +16,20 @@ from tests.supervisor.workers import open_files
 
 
 def _children() -> set[str]:
-    """Return our children, zombies too."""
+    """Return our child processes, including zombies."""
     tasks = Path("/proc/self/task").glob("*/children")
     found: set[str] = set()
     for task in tasks:
-        with suppress(FileNotFoundError):  # a thread that has ended since
+        with suppress(FileNotFoundError):  # the thread has ended since
             found.update(task.read_text().split())
     return found
 
 
 def _of_spark() -> set[str]:
     """
-    Return our connections to Java, of tests of Spark in this process.
+    Return our connections to Java, from Spark tests in this process.
 
-    Each thread has one as soon as an object of Java's is collected in it.
+    Each thread has one as soon as it collects a Java object.
     """
     context = getattr(sys.modules.get("pyspark"), "SparkContext", None)
     gateway: Any = getattr(context, "_gateway", None)
@@ -46,10 +46,10 @@ def _of_spark() -> set[str]:
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Let a test fail that leaves a worker, a zombie or an open file behind."""
+    """Fail a test that leaves a worker, a zombie or an open file behind."""
     LAUNCHES.clear()
     if request.node.get_closest_marker("process"):
-        WATCHDOG.start()  # it is ours for good
+        WATCHDOG.start()  # it stays for the whole run
     files, children = open_files(), _children()
     yield
     assert _children() - children == set()

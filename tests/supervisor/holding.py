@@ -1,7 +1,7 @@
 """
-A program that has a worker do something and prints how much memory that took.
+A program that has a worker do something, and prints how much memory that took.
 
-It is one of its own because what a process has taken once, it seldom gives back.
+It is a separate program because a process seldom returns memory that it has taken.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def stage(code: str, **more: object) -> Stage:
 
 
 async def one_reply(piece: bytes, size: int, end: bytes) -> None:
-    """Ask for a reply of that many bytes, which is too big or is not."""
+    """Ask for a reply of that many bytes, which may be too big."""
     run = stage(f"{FLOOD}\nflood({piece!r}, {size}, {end!r})")
     async with AsyncSupervisor(run) as supervisor:
         (result,) = await supervisor.submit([b"go"])
@@ -73,22 +73,22 @@ async def one_reply(piece: bytes, size: int, end: bytes) -> None:
 
 
 async def short_messages() -> None:
-    """One reply of 255 MiB, in messages of two bytes."""
+    """A reply of 255 MiB, in messages of two bytes."""
     await one_reply(b"ab\n", 255 * MiB, b"\0")
 
 
 async def no_end() -> None:
-    """A reply that has no end, in messages of eight bytes."""
+    """An endless reply, in messages of eight bytes."""
     await one_reply(b"12345678\n", 1024 * MiB, b"")
 
 
 async def big_reply() -> None:
-    """A reply that is nearly as large as may be, in messages of 32 KiB."""
+    """A reply of nearly the maximum size, in messages of 32 KiB."""
     await one_reply(b"x" * 32767 + b"\n", 250 * MiB, b"\0")
 
 
 async def big_messages() -> None:
-    """Messages of 60 MB, from a generator, there and back."""
+    """Messages of 60 MB from a generator, echoed."""
 
     def messages() -> Iterator[bytes]:
         for n in range(8):
@@ -101,7 +101,7 @@ async def big_messages() -> None:
 
 
 async def empty_messages() -> None:
-    """A million messages of no bytes, there and back."""
+    """A million empty messages, echoed."""
     arrived = 0
     async with AsyncSupervisor(stage(ECHO)) as supervisor:
         async for result in supervisor.stream(repeat(b"", 1_000_000)):
@@ -110,7 +110,7 @@ async def empty_messages() -> None:
 
 
 async def empty_outputs() -> None:
-    """A million messages of no bytes out of an extraction, read late."""
+    """A million empty messages of an extraction, read late."""
     dialect = MarkerDialect(mode=Mode.PLAIN)
     code = 'stdout.write(b"\\n" * 1_000_000)\nstdout.flush()'
     run = stage(code, kind=StageKind.EXTRACT, dialect=dialect)
@@ -126,7 +126,7 @@ async def empty_outputs() -> None:
 
 
 async def one_to_a_million() -> None:
-    """Each message has a million outputs, and its consumer takes its time."""
+    """A million outputs for each message, and a slow consumer."""
     async with AsyncSupervisor(stage(MILLION)) as supervisor:
         async for result in supervisor.stream([b"go"] * 20):
             assert len(result.outputs) == 1_000_000, result.error
@@ -134,7 +134,7 @@ async def one_to_a_million() -> None:
 
 
 async def slow_load() -> None:
-    """Much to load, and a worker that takes its time."""
+    """Much to load, and a slow worker."""
     loaded = 0
     async with (
         AsyncSupervisor(stage(DEVOUR, kind=StageKind.LOAD)) as supervisor,
@@ -149,7 +149,7 @@ async def slow_load() -> None:
 
 
 async def too_long_messages() -> None:
-    """What is longer than a message may be is refused, and not copied about."""
+    """Messages that are too long are refused, without being copied."""
     async with AsyncSupervisor(stage(ECHO)) as supervisor:
         async for result in supervisor.stream(b"x" * 70_000_000 for _ in range(12)):
             assert isinstance(result.error, InvalidMessage)
@@ -166,22 +166,22 @@ SCENES: dict[str, tuple[Callable[[], Awaitable[None]], int]] = {
     "slow_load": (slow_load, 200),
     "too_long_messages": (too_long_messages, 500),
 }
-"""What is done, and the MiB that it may take beyond those of an idle supervisor."""
+"""What to do, and the MiB that it may take beyond an idle supervisor's."""
 
 
 def peak() -> int:
-    """Return how much memory the process has had at most, in bytes."""
+    """Return the peak of the process's memory in bytes."""
     status = Path("/proc/self/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0]) * 1024
 
 
 async def main(name: str) -> None:
-    """Play one of the scenes."""
+    """Run one of the scenes."""
     async with AsyncSupervisor(stage(ECHO)) as supervisor:
         await supervisor.submit([b"warm"])
     before = peak()
     await SCENES[name][0]()
-    print((peak() - before) // MiB, flush=True)  # noqa: T201 - who started it reads it
+    print((peak() - before) // MiB, flush=True)  # noqa: T201 - read by the parent process
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """
-A host to be killed, and the worker that it then must not leave behind.
+A host to be killed, and the worker that it must not leave behind.
 
-The host prints a line of pids for each thing that it has started, waiting for a line
-of stdin before the next one.
+The host prints a line of pids for each thing that it has started, and waits for a line
+on stdin before the next one.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import threading
 import time
 from collections.abc import Callable
 
-# Blocks SIGTERM, holds the pipes.
+# Ignores SIGTERM, and keeps the pipes open.
 _CHILD = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
 
 
 def worker() -> None:
-    """Answer with our pid and those of two children; end neither by EOF nor SIGTERM."""
+    """Answer with the pids of this process and two children; ignore EOF and SIGTERM."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     pids = [os.getpid()]
     for own_session in (False, True):
@@ -36,7 +36,7 @@ def worker() -> None:
 
 
 def supervise(*, rounds: int = 1) -> None:
-    """Run a supervisor in this thread; print the pids of its worker and its children."""
+    """Run a supervisor in this thread; print the pids of its worker and children."""
     import anyio
 
     from etlstage.stage import Stage
@@ -57,12 +57,12 @@ def supervise(*, rounds: int = 1) -> None:
 
 
 def tell(pids: object) -> None:
-    """Print our pid and others."""
+    """Print this process's pid and others."""
     os.write(1, f"{os.getpid()} {pids}\n".encode())
 
 
 def host(place: str, launcher: str) -> None:
-    """Supervise in that place, starting workers by that launcher."""
+    """Supervise in the given place, starting workers with the given launcher."""
     if launcher == "shim":
         from etlstage.transport import launcher as module
 
@@ -81,7 +81,7 @@ def host(place: str, launcher: str) -> None:
 
 
 def _fork(call: Callable[[], None]) -> None:
-    # This process has a worker, and so a watchdog, of its own.
+    # This process has a worker, and therefore a watchdog, of its own.
     from etlstage.transport import LaunchRequest, launch_over_pipes
 
     command = (sys.executable, "-S", __file__, "worker")

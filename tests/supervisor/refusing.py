@@ -1,4 +1,4 @@
-"""Refusals whose errors a test knows."""
+"""Refusals with errors that a test provides."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ("refusing",)
 
 
 def refusing(found: Iterable[tuple[int, EtlstageError]]) -> Refusals:
-    """Return that these errors are those of the messages at these places."""
+    """Return refusals with these errors for the messages at these places."""
     pairs = list(found)
     numbers = list(map(str, range(len(pairs))))
     errors = dict(zip(numbers, (error for _, error in pairs), strict=True))

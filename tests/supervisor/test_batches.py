@@ -1,4 +1,4 @@
-"""Batches: who closes them, when, and whose the outputs are."""
+"""Batches: who closes them, when, and which message has the outputs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def closed_by_worker(
     eob_then_eom: bool = False,
     **policy: object,
 ) -> Stage:
-    """Return a stage whose worker wants so many messages; time closes no batch."""
+    """Return a stage whose worker wants ``wanted`` messages; time closes no batch."""
     batch = BatchPolicy(**{"seconds": NEVER} | policy)  # type: ignore[arg-type]
     return stage(
         "asking",
@@ -71,7 +71,7 @@ def closed_by_worker(
 async def test_batch_without_effect_is_warned_of(
     mode: Mode, policy: BatchPolicy, warned: int
 ) -> None:
-    """A worker for batches would wait for their end for ever."""
+    """A worker that expects batches would wait forever for their end."""
     alone = stage("batch", dialect=MarkerDialect(mode=mode), batch=policy)
     with capture_logs() as logs:
         async with acting(alone):
@@ -83,7 +83,7 @@ async def test_batch_without_effect_is_warned_of(
 
 
 def batches(results: list[Result]) -> list[list[bytes]]:
-    """Return the batches that a worker saw, which answers each with its messages."""
+    """Return the batches that were answered, each with its messages joined."""
     assert [r.error for r in results if r.error is not None] == []
     seen, batch = [], []
     for result in results:
@@ -106,11 +106,11 @@ async def submit(run: Stage, messages: list[bytes]) -> list[Result]:
 
 
 def sizes(run: list[list[bytes]]) -> list[int]:
-    """Return how many messages each batch has."""
+    """Return the number of messages in each batch."""
     return [len(batch) for batch in run]
 
 
-# --- whoever drives --------------------------------------------------------------------
+# --- either driver --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -118,14 +118,14 @@ def sizes(run: list[list[bytes]]) -> list[int]:
     [
         (closed_by_us(size=4), 10, [4, 4, 2]),
         (closed_by_us(), 3, [3]),
-        # It asks until it has enough, without BNC behind the last: as PR 399 does.
+        # It asks until it has enough, without BNC after the last, as PR 399 does.
         (closed_by_worker(3), 9, [3, 3, 3]),
-        # It waits for more, and gets EOB: at the end of the input, or of our size.
+        # It waits for more, and gets EOB at the end of the input, or at our size.
         (closed_by_worker(4), 10, [4, 4, 2]),
         (closed_by_worker(100, size=3), 7, [3, 3, 1]),
-        # The literal page: the BNC behind the last message asks for nothing.
+        # As the protocol page has it: the BNC after the last message asks for nothing.
         (closed_by_worker(3, "literal", size=3, bnc_after_last=True), 7, [3, 3, 1]),
-        # It sees EOB at once then, and its extra BNC is left out.
+        # Then it sees EOB at once, and its extra BNC is ignored.
         (closed_by_worker(100, "deaf", size=3, eob_then_eom=True), 7, [3, 3, 1]),
     ],
     ids=[
@@ -134,7 +134,7 @@ def sizes(run: list[list[bytes]]) -> list[int]:
     ],
 )
 async def test_batch_is_closed(run: Stage, count: int, expected: list[int]) -> None:
-    """By a count, ours or the worker's; the last one by the end of the input."""
+    """By a count, ours or the worker's, and finally by the end of the input."""
     assert sizes(batches(await submit(run, numbers(count)))) == expected
 
 
@@ -142,7 +142,7 @@ async def test_batch_is_closed(run: Stage, count: int, expected: list[int]) -> N
     "run", [closed_by_us(bytes=5), closed_by_worker(100, bytes=5)], ids=["us", "worker"]
 )
 async def test_batch_is_closed_by_bytes(run: Stage) -> None:
-    """A message that would pass the bound is in the next batch; a long one is alone."""
+    """A message that would exceed the limit is in the next batch; a long one, alone."""
     messages = [b"1", b"22", b"333", b"4444", b"x" * 99, b"5", b"6"]
 
     assert batches(await submit(run, messages)) == [
@@ -160,7 +160,7 @@ async def test_batch_is_closed_by_bytes(run: Stage) -> None:
     ids=["us", "worker"],
 )
 async def test_batch_is_closed_by_time(run: Stage) -> None:
-    """The input stalls, and what there is goes out."""
+    """When the input stalls, the messages so far are sent."""
     answered = anyio.Event()
 
     async def messages() -> AsyncIterator[bytes]:
@@ -184,7 +184,7 @@ async def test_batch_is_closed_by_time(run: Stage) -> None:
     "run", [closed_by_us(size=3), closed_by_worker(3)], ids=["us", "worker"]
 )
 async def test_callers_never_share_a_batch(run: Stage) -> None:
-    """Each gets the outputs of its own; at the end of one's input its batch is closed."""
+    """Each gets the outputs of its own; the end of its input closes its batch."""
     seen: dict[int, list[list[bytes]]] = {}
 
     async def use(number: int) -> None:
@@ -209,11 +209,11 @@ async def test_callers_never_share_a_batch(run: Stage) -> None:
     ("behaviour", "dialect", "size", "count"),
     [
         (("never_answers",), MarkerDialect(mode=Mode.BATCH_SUPERVISOR), 2, 2),
-        # It has a message and asks for nothing.
+        # It has a message, and asks for nothing.
         (("never_answers",), MarkerDialect(mode=Mode.BATCH_WORKER), 256, 2),
-        # It got what it asked for: from then on the time runs again.
+        # It got what it asked for, and from then on the deadline runs again.
         (("sleeps_at", 2), MarkerDialect(mode=Mode.BATCH_WORKER), 256, 3),
-        # Its last BNC asks for nothing: it is the worker that is waited for.
+        # Its last BNC asks for nothing, so the supervisor waits for the worker.
         (
             ("hangs_behind_last", 2),
             MarkerDialect(mode=Mode.BATCH_WORKER, bnc_after_last=True),
@@ -229,7 +229,7 @@ async def test_batch_that_is_not_answered(
     size: int,
     count: int,
 ) -> None:
-    """The text shows that it was a batch; all of it has the same error."""
+    """The error mentions a batch; all of its messages have the same error."""
     run = stage(
         *behaviour,
         dialect=dialect,
@@ -245,7 +245,7 @@ async def test_batch_that_is_not_answered(
 
 @pytest.mark.parametrize("keys", [False, True])
 async def test_batch_may_take_several_runs(keys: bool) -> None:
-    """They can have columns beside them."""
+    """The messages may have columns."""
 
     async def given() -> AsyncIterator[Run]:
         for n in range(0, 12, 3):
@@ -263,14 +263,14 @@ async def test_batch_may_take_several_runs(keys: bool) -> None:
 
 
 async def test_outputs_belong_to_the_last_message() -> None:
-    """They depend on all of the batch, so none comes before its last message."""
+    """They depend on the whole batch, so none precedes its last message."""
     results = await submit(closed_by_us(size=2), numbers(3))
 
     assert outputs(results) == [(), (b"0 1",), (b"2",)]
 
 
 async def test_batches_written_ahead_keep_their_order() -> None:
-    """Several workers and windows; each reply is paired with its batch."""
+    """With several workers and windows, each reply is paired with its batch."""
     run = closed_by_us(size=7)
     run = Stage(
         name="t",
@@ -287,7 +287,7 @@ async def test_batches_written_ahead_keep_their_order() -> None:
 
 
 async def test_bad_message_is_left_out_of_its_batch() -> None:
-    """It fails alone; what was around it passes."""
+    """It fails alone; the messages around it pass."""
     messages = [b"0", b"1", b"\n", b"2", b"\x17", b"3"]
     results = await submit(closed_by_us(size=6), messages)
 
@@ -306,7 +306,7 @@ async def test_batch_of_bad_messages_alone() -> None:
 
 
 async def test_dead_worker_loses_whole_batches() -> None:
-    """It answered the first; what it held of the others is lost together."""
+    """The first batch was answered; all messages of the others are lost together."""
     results = await submit(closed_by_us("dies_at_batch", 2, size=2), numbers(6))
 
     assert batches(results[:2]) == [[b"0", b"1"]]
@@ -330,7 +330,7 @@ async def test_load_stage_in_batches() -> None:
 
 
 async def test_waiting_for_input_is_no_fault_of_the_worker() -> None:
-    """It asked for more and gets nothing; the time for its answer does not run."""
+    """While it has asked and gets nothing, the deadline for its answer does not run."""
     more = anyio.Event()
 
     async def messages() -> AsyncIterator[bytes]:
@@ -358,7 +358,7 @@ async def test_waiting_for_input_is_no_fault_of_the_worker() -> None:
                 tasks.start_soon(consume)
                 with supervisor.events() as events:
                     assert isinstance(await events.receive(), WorkerStarted)
-                    # Twice the time for an answer, and the worker must not fail.
+                    # For twice the deadline of an answer the worker must not fail.
                     with anyio.move_on_after(1.2):
                         pytest.fail(str(await events.receive()))
                 more.set()
@@ -367,7 +367,7 @@ async def test_waiting_for_input_is_no_fault_of_the_worker() -> None:
 
 
 async def test_batch_that_is_tried_again_may_be_answered_in_parts() -> None:
-    """What the worker had not asked for when it answered is given again."""
+    """Messages that the worker had not asked for when it answered are given again."""
     run = stage(
         "asks_less_again",
         4,
@@ -395,14 +395,14 @@ async def test_bad_message_closes_the_batch_of_a_worker() -> None:
 
 
 async def test_bad_messages_at_the_start_of_a_batch() -> None:
-    """The first good one opens it."""
+    """The first good message opens the batch."""
     results = await submit(closed_by_worker(2), [b"\n", b"\n", b"0", b"1", b"\n"])
 
     assert [bool(text) for text in errors(results)] == [True, True, False, False, True]
 
 
 async def test_caller_that_is_gone_does_not_fill_a_batch() -> None:
-    """Its messages are not sent any more, and the next caller is served."""
+    """Its messages are no longer sent, and the next caller is served."""
     with anyio.fail_after(1000):
         async with acting(closed_by_worker(100, size=50)) as supervisor:
             with anyio.CancelScope() as scope:

@@ -45,15 +45,15 @@ PLACES = (
 
 
 class Bug(Exception):
-    """What no code of ours expects."""
+    """An error that no code of ours expects."""
 
 
 class Fuse:
     """
-    Lets a call raise a bug, from its ``nth`` use on.
+    Makes a method raise a bug, from its ``nth`` call on.
 
     Attributes:
-        blown: Whether it did.
+        blown: Whether it has.
 
     """
 
@@ -62,7 +62,7 @@ class Fuse:
         self._left = nth
 
     def put_into(self, holder: object, path: str) -> None:
-        """Break a method, such as ``stderr.read``, of what ``holder`` has."""
+        """Break the method at a path from ``holder``, such as ``stderr.read``."""
         *names, method = path.split(".")
         for name in names:
             holder = getattr(holder, name)
@@ -79,7 +79,7 @@ class Fuse:
 
 
 def broken_at(place: str, fuse: Fuse, launch: ScriptedLaunch) -> Launch:
-    """Return a launch of which worker ``t-1`` has a bug there, in all its starts."""
+    """Return a launch where all starts of worker ``t-1`` have the fuse at ``place``."""
     whose, _, path = place.partition(".")
 
     def broken(request: LaunchRequest, /) -> tuple[Wire, Child]:
@@ -92,7 +92,7 @@ def broken_at(place: str, fuse: Fuse, launch: ScriptedLaunch) -> Launch:
 
 
 async def behave(worker: ScriptedWorker) -> int:
-    """Answer, talk, and need a signal to go."""
+    """Answer, write to stderr, and need a signal to exit."""
     worker.show_life()
     await worker.complain("hello")
     async for message in worker.messages():
@@ -108,7 +108,7 @@ async def break_down(
     nth: int,
     work: Callable[[AsyncSupervisor], Awaitable[None]],
 ) -> None:
-    """Have a bug there, the n-th time, while there is work: no worker may be left."""
+    """Do work with a bug at ``place``; check that it is raised, and no worker left."""
     launch = ScriptedLaunch(scripted, pipe_size=16)
     fuse = Fuse(nth)
     raised = False
@@ -149,7 +149,7 @@ async def test_error_of_our_own_ends_the_supervisor(
 async def test_launch_that_fails_unforeseen_ends_the_supervisor(
     workers: int, nth: int
 ) -> None:
-    """At once, or when it is to start a worker again, after a while."""
+    """At once, or when a worker is restarted after a delay."""
     launch = ScriptedLaunch(behave)
     left = nth
 
@@ -181,7 +181,7 @@ async def test_launch_that_fails_unforeseen_ends_the_supervisor(
 async def test_error_of_a_dialect_ends_the_supervisor(
     method: str, nth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is ours as well."""
+    """It counts as an error of our own."""
     launch, fuse = ScriptedLaunch(behave), Fuse(nth)
     whole = MarkerDialect.open
 
@@ -211,7 +211,7 @@ async def test_error_of_a_dialect_ends_the_supervisor(
 
 
 async def extract(worker: ScriptedWorker) -> int:
-    """Answer requests, if there are any; be heard, and need a signal to go."""
+    """Answer requests, if there are any; write to stderr, and need a signal to exit."""
     worker.show_life()
     await worker.complain("hello")
     if not worker.request.stdin:
@@ -229,7 +229,7 @@ async def extract(worker: ScriptedWorker) -> int:
 async def test_error_of_our_own_ends_an_extraction(
     place: str, nth: int, mode: Mode
 ) -> None:
-    """As it does with other stages."""
+    """As in other stages."""
     stage = Stage(
         name="t",
         worker=WorkerProgram(command=("x",), ready=True),

@@ -1,8 +1,8 @@
 """
-Whatever a caller does, others do not notice.
+Whatever a caller does, other callers are not affected.
 
-Any number of callers share one supervisor, here with workers in memory and on a
-virtual clock.
+Any number of callers share one supervisor, here with workers in memory and on a virtual
+clock.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ async def play(
     rude: Iterable[Caller],
     seed: int,
 ) -> None:
-    """Have callers begin at different times; all of them must come to an end."""
+    """Have callers begin at different times; all of them must finish."""
     random = Random(seed)  # noqa: S311 - no secret
 
     async def begin(caller: Caller) -> None:
@@ -84,7 +84,7 @@ async def play(
 def test_others_get_what_is_theirs(
     script: Callable[[ScriptedWorker], Awaitable[int]], caller: Caller
 ) -> None:
-    """Beside each kind of caller, in each way that exchanges are made (issue 10)."""
+    """With each kind of rude caller, and in each way of making exchanges (issue 10)."""
     run_virtually(play, supervisor(script), HONEST, [caller, caller], 7)
 
 
@@ -114,17 +114,17 @@ def test_any_callers_together(
 
 
 def test_a_lane_that_moves_is_not_forgotten() -> None:
-    """A worker gave it to one that was not notified, and had nothing to do (issue 10)."""
+    """Its new owner must be notified, or it stays idle (issue 10)."""
     subject = supervisor(workers=3, order=Order.KEY, key="/k")
     rude = [uses_its_list_again] * 2 + [poisons, streams_text, raises, raises]
     run_virtually(play, subject, [submits, streams], rude, 450519)
 
 
-# --- of an extractor -----------------------------------------------------------------
+# --- extraction ----------------------------------------------------------------------
 
 
 async def ranges(worker: ScriptedWorker) -> int:
-    """Give the numbers of each range that is asked for."""
+    """Write the numbers of each requested range."""
     async for request in worker.messages():
         asked = json.loads(request)
         for n in range(asked["start"], asked["end"]):
@@ -141,7 +141,7 @@ async def extracts(subject: AsyncSupervisor, start: int) -> None:
 
 
 async def leaves(subject: AsyncSupervisor, start: int) -> None:
-    """Read the beginning of a range."""
+    """Read only the beginning of a range."""
     async for _ in subject.extract(start=start, end=start + 1000):
         break
 
@@ -154,7 +154,7 @@ async def is_called_off(subject: AsyncSupervisor, start: int) -> None:
 
 
 async def asks_for_nonsense(subject: AsyncSupervisor, start: int) -> None:
-    """Ask for what is no JSON, and pass messages to who takes none."""
+    """Ask for a range that is not JSON, and submit messages, which is not allowed."""
     with pytest.raises(TypeError):
         await anext(subject.extract(start=object()))
     with pytest.raises(LocalProtocolError):
@@ -190,11 +190,11 @@ def test_any_extractions_together(
     run_virtually(main)
 
 
-# --- what a caller is given --------------------------------------------------------------
+# --- what callers submit --------------------------------------------------------------
 
 
 def told(act: Callable[[AsyncSupervisor], Awaitable[object]]) -> str:
-    """Return the TypeError of a caller, and see that another one is answered."""
+    """Return the text of a caller's TypeError; check that another is answered."""
 
     async def main() -> str:
         async with supervisor() as subject:
@@ -256,12 +256,12 @@ ONE = "a single message goes into a list: [message]"
 def test_a_mistake_is_reported(
     act: Callable[[AsyncSupervisor], Awaitable[object]], text: str
 ) -> None:
-    """Which message it is, what it is, and what is wanted (issue 10)."""
+    """Which message it is, what it is, and what was expected (issue 10)."""
     assert told(act) == text
 
 
 def test_nothing_is_passed_of_what_has_a_mistake() -> None:
-    """To submit is all or nothing (issue 10)."""
+    """Submitting is all or nothing (issue 10)."""
     seen: list[bytes] = []
 
     async def noting(worker: ScriptedWorker) -> int:
@@ -283,7 +283,7 @@ def test_nothing_is_passed_of_what_has_a_mistake() -> None:
 
 
 def test_what_is_like_bytes_is_taken_as_bytes() -> None:
-    """A buffer may be filled again at once."""
+    """The caller may reuse its buffer at once."""
 
     async def main() -> list[Result]:
         buffer = bytearray(b"abc")
@@ -307,7 +307,7 @@ def test_what_is_like_bytes_is_taken_as_bytes() -> None:
 
 
 def test_a_caller_that_collects_for_ever_lets_others_go_on() -> None:
-    """To submit what has no end is its own matter, until it is cancelled (issue 10)."""
+    """Endless input affects only its caller, until it is cancelled (issue 10)."""
 
     async def main() -> None:
         async with supervisor() as subject, anyio.create_task_group() as tasks:
@@ -321,7 +321,7 @@ def test_a_caller_that_collects_for_ever_lets_others_go_on() -> None:
 
 @pytest.mark.parametrize("goes_on", [True, False])
 def test_worker_is_not_read_while_its_replies_are_too_many(goes_on: bool) -> None:
-    """What was sent ahead may be answered without bound, but is not held (issue 10)."""
+    """Replies to messages in flight are not limited, but are not held (issue 10)."""
     written = 0
     messages = [b"%d" % n for n in range(20)]
 
@@ -340,7 +340,7 @@ def test_worker_is_not_read_while_its_replies_are_too_many(goes_on: bool) -> Non
             results = subject.stream(messages)
             one = await anext(results)
             await anyio.sleep(1000)
-            # One reply was taken, 30,000 bytes may lie there, one is on its way.
+            # One reply was taken, 30,000 bytes may be held, one reply is in transit.
             assert 30_000 < written < 30_000 + 3 * 6_000
             tasks.start_soon(other, subject)
             await anyio.sleep(1)
@@ -358,7 +358,7 @@ def test_worker_is_not_read_while_its_replies_are_too_many(goes_on: bool) -> Non
 
 
 def test_big_messages_are_read_one_by_one() -> None:
-    """How far a stream reads ahead is bounded in bytes, whatever a run is (issue 10)."""
+    """A stream's read-ahead is limited in bytes, whatever the runs (issue 10)."""
     read = 0
 
     def source() -> Iterator[bytes]:
@@ -374,7 +374,7 @@ def test_big_messages_are_read_one_by_one() -> None:
         ):
             await anext(results)
             await anyio.sleep(100)
-            # One taken, one answered behind it, one with the worker, one before it.
+            # One taken, one answered after it, one with the worker, one before it.
             assert read <= 5
 
     run_virtually(main)

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.core, pytest.mark.virtual]
 
 
 class Bell:
-    """Notes when it was rung, and how late."""
+    """Records when its alarm rings."""
 
     def __init__(self) -> None:
         self.alarm = Deadline(self._ring)
@@ -27,7 +27,7 @@ class Bell:
         self._rings.set()
 
     async def wait(self) -> float:
-        """Return when it rings next."""
+        """Return the time when it rings next."""
         with anyio.fail_after(10):
             await self._rings.wait()
         self._rings = anyio.Event()
@@ -36,7 +36,7 @@ class Bell:
 
 @asynccontextmanager
 async def running() -> AsyncIterator[Bell]:
-    """Run an alarm that no one has set yet."""
+    """Run an alarm that is not set yet."""
     bell = Bell()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(bell.alarm.run)
@@ -57,14 +57,14 @@ async def test_alarm_rings_once_its_time_has_come() -> None:
 
 
 async def test_alarm_that_is_late_rings_at_once() -> None:
-    """A time in the past has come."""
+    """A time in the past is due."""
     async with running() as bell:
         bell.alarm.set(0.0)
         await bell.wait()
 
 
 async def test_alarm_that_is_moved_away_rings_later() -> None:
-    """The sleeper wakes at the old time and sleeps on."""
+    """The sleeper wakes at the old time, and sleeps again."""
     async with running() as bell:
         now = anyio.current_time()
         bell.alarm.set(now + 0.02)
@@ -85,7 +85,7 @@ async def test_alarm_that_is_moved_nearer_rings_sooner() -> None:
 
 
 async def test_alarm_that_is_taken_back_does_not_ring() -> None:
-    """None is no time; it can be set again."""
+    """None cancels it; it can be set again."""
     async with running() as bell:
         bell.alarm.set(anyio.current_time() + 0.01)
         await anyio.wait_all_tasks_blocked()
@@ -102,7 +102,7 @@ async def test_alarm_that_is_taken_back_does_not_ring() -> None:
 
 
 async def test_who_is_called_may_set_the_alarm_again() -> None:
-    """As a deadline that is followed by another one."""
+    """For a deadline that is followed by another."""
     async with running() as bell:
 
         def again(now: float) -> None:
@@ -119,7 +119,7 @@ async def test_who_is_called_may_set_the_alarm_again() -> None:
 
 
 async def test_one_that_is_moved_by_another_does_not_ring() -> None:
-    """Although its time had come as well."""
+    """Although its own time had come."""
     first, second = Bell(), Bell()
     first.then = lambda _: second.alarm.set(None)
     first.alarm.set(0.0)
@@ -133,7 +133,7 @@ async def test_one_that_is_moved_by_another_does_not_ring() -> None:
 
 
 async def test_several_deadlines_share_a_task() -> None:
-    """Each rings at its own time; one that comes nearer wakes the sleeper of all."""
+    """Each rings at its own time; one moved nearer wakes the common sleeper."""
     first, second = Bell(), Bell()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(first.alarm.run, second.alarm)
@@ -149,11 +149,11 @@ async def test_several_deadlines_share_a_task() -> None:
 
 
 def test_time_in_which_workers_hold_messages() -> None:
-    """Of all together, each moment once; of one that is gone no more (issue 26)."""
+    """Overlaps count once, and a closed worker counts no more (issue 26)."""
     busy = BusyTime()
 
     def follow(_: float) -> None:
-        """Look for no answer."""
+        """Do nothing."""
 
     one, other = (
         ResponseDeadlines(Timeouts(), follow, in_order=True, now=0.0, busy=busy)

@@ -1,4 +1,4 @@
-"""What a worker writes beside its replies, cut and understood."""
+"""What a worker writes besides its replies, cut into lines and interpreted."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ TEXT = st.lists(
 
 
 def reader(rate: float = 100.0, burst: float = 1e9) -> DiagnosticReader:
-    """Return a reader that leaves out nothing, by default."""
+    """Return a reader that drops nothing by default."""
     return DiagnosticReader(Throttle(rate=rate, burst=burst))
 
 
 def texts(seen: list[Diagnostic]) -> list[str]:
-    """Return the text of what was not left out."""
+    """Return the texts that were not dropped."""
     return [x.text for x in seen if isinstance(x, LineWritten)]
 
 
 def test_lines() -> None:
-    """Cut at line ends, with their levels; empty ones are none."""
+    """Cut at line ends, with their levels; empty lines are skipped."""
     r = reader()
     assert r.receive(b"one\r\n\nERR", 0.0) == [LineWritten("info", "one")]
     assert r.receive(b"OR: \xff\x1b[0m\0two\nthree", 0.0) == [
@@ -54,7 +54,7 @@ def test_lines() -> None:
 
 
 def test_long_line_comes_in_pieces() -> None:
-    """Also when its end never comes."""
+    """Even if its end never comes."""
     r = reader()
     assert [len(text) for text in texts(r.receive(b"x" * 20_000, 0.0))] == [8192, 8192]
     assert [len(text) for text in texts(r.receive(b"\n", 0.0))] == [20_000 - 2 * 8192]
@@ -71,7 +71,7 @@ TRACE = [
 
 
 def test_traceback_is_one() -> None:
-    """Whatever the chunks; what comes behind it is not (issue 26)."""
+    """However it is cut into chunks; later lines are not part of it (issue 26)."""
     whole = LineWritten("info", "\n".join(TRACE))
     data = "\n".join(["a", *TRACE, "b", ""]).encode()
     around = [LineWritten("info", "a"), whole, LineWritten("info", "b")]
@@ -88,7 +88,7 @@ def test_traceback_is_one() -> None:
 
 
 def test_traceback_without_an_end() -> None:
-    """It is not held for ever, nor without bounds (issue 26)."""
+    """It is not held forever, nor without limit (issue 26)."""
     r = reader()
     assert r.receive("\n".join(TRACE[:3]).encode() + b"\n", 0.0) == []
     assert r.owing
@@ -101,7 +101,7 @@ def test_traceback_without_an_end() -> None:
 
 
 def test_traceback_of_which_lines_are_dropped() -> None:
-    """What passed comes before the count (issue 26)."""
+    """Lines that passed come before the count (issue 26)."""
     r = reader(rate=2, burst=2)
     seen = r.receive("\n".join([*TRACE, ""]).encode(), 0.0)
     assert seen == [LineWritten("info", "\n".join(TRACE[:2]))]
@@ -109,7 +109,7 @@ def test_traceback_of_which_lines_are_dropped() -> None:
 
 
 def test_dropped_lines_are_counted() -> None:
-    """It is reported before the next line that passes."""
+    """Their number is reported before the next line that passes."""
     r = reader(rate=2, burst=2)
     assert texts(r.receive(b"a\nb\nc\nd\n", 0.0)) == ["a", "b"]
     assert r.owing
@@ -120,7 +120,7 @@ def test_dropped_lines_are_counted() -> None:
 
 
 def test_dropped_lines_are_reported_when_asked() -> None:
-    """After a while of silence; once."""
+    """After a while of silence, and only once."""
     r = reader(burst=1)
     r.receive(b"a\nb\n", 0.0)
     assert r.settle() == [LinesDropped(1, 1)]
@@ -128,7 +128,7 @@ def test_dropped_lines_are_reported_when_asked() -> None:
 
 
 def test_dropped_lines_are_reported_at_the_end() -> None:
-    """With what has no line end."""
+    """Including text without a line end."""
     r = reader(burst=1)
     r.receive(b"a\nb\nc", 0.0)
     assert r.finish(0.0) == [LinesDropped(2, 2)]
@@ -142,7 +142,7 @@ def test_tail_has_dropped_lines_too() -> None:
 
 
 def test_tail_is_bounded_in_bytes() -> None:
-    """It is part of every error text; of long lines the end is kept."""
+    """It is part of every error; of long lines the end is kept."""
     r = reader()
     for n in range(10):
         r.receive(b"x" * 8000 + b"%d\n" % n, 0.0)
@@ -154,7 +154,7 @@ def test_tail_is_bounded_in_bytes() -> None:
 
 @given(TEXT, st.lists(st.integers(0, 30_000)), st.integers(1, 20))
 def test_chunks_make_no_difference(text: bytes, cuts: list[int], burst: int) -> None:
-    """Nor to what is left out, nor to the tail."""
+    """Neither to the dropped lines, nor to the tail."""
     whole, cut = (reader(burst=burst) for _ in range(2))
     seen = whole.receive(text, 0.0) + whole.finish(0.0)
     places = [0, *sorted(min(c, len(text)) for c in cuts), len(text)]
@@ -173,7 +173,7 @@ def test_chunks_make_no_difference(text: bytes, cuts: list[int], burst: int) -> 
 def test_every_line_passes_or_is_counted(
     steps: list[tuple[bytes, float, bool]], burst: int
 ) -> None:
-    """Nothing is lost between the two, whenever it is asked for."""
+    """None is lost in between, whenever counts are requested."""
     r, everything = reader(rate=2, burst=burst), reader()
     now, seen = 0.0, []
     for text, wait, asked in steps:
@@ -250,14 +250,14 @@ def test_level(line: str, level: Level) -> None:
 
 @given(st.text())
 def test_any_line_has_a_level(line: str) -> None:
-    """Nothing raises, and the head decides."""
+    """No line raises, and its beginning decides."""
     assert level_of(line) in {"debug", "info", "warning", "error", "critical"}
     assert level_of(f"ERROR: {line}") == "error"
 
 
 @given(st.dictionaries(st.text(), st.none() | st.text() | st.integers()))
 def test_json_has_the_level_of_its_key(entry: dict[str, object]) -> None:
-    """Whatever else is in it."""
+    """Whatever else it contains."""
     line = json.dumps({"level": "error"} | {k: entry[k] for k in entry if k != "level"})
     assert level_of(line) == "error"
 
@@ -266,7 +266,7 @@ STEPS = st.lists(st.tuples(st.floats(0, 3), st.integers(0, 10_000)), max_size=20
 
 
 def passed(throttle: Throttle, count: int, now: float, size: int = 80) -> int:
-    """Return how many of so many lines pass."""
+    """Return how many of ``count`` lines pass."""
     return sum(throttle.allows(size, now) for _ in range(count))
 
 
@@ -278,7 +278,7 @@ def test_burst() -> None:
 
 
 def test_flood_passes_in_blocks() -> None:
-    """Once it is closed it opens when there is a second's worth, not line by line."""
+    """A closed throttle opens for a second's worth at a time, not line by line."""
     throttle = Throttle(rate=10, burst=100)
     passed(throttle, 1000, now=0.0)
     assert [passed(throttle, 100, now=n / 10) for n in range(1, 21)] == [
@@ -288,7 +288,7 @@ def test_flood_passes_in_blocks() -> None:
 
 
 def test_slow_writer_is_never_cut() -> None:
-    """Below the rate nothing is left out."""
+    """Below the rate no line is dropped."""
     throttle = Throttle(rate=10, burst=1)
     assert all(throttle.allows(80, now=n * 0.11) for n in range(1000))
 
@@ -300,20 +300,20 @@ def test_long_lines_cost_more() -> None:
 
 
 def test_line_longer_than_everything_passes_when_there_is_room() -> None:
-    """It is not left out forever."""
+    """Otherwise it would be dropped forever."""
     throttle = Throttle(rate=1, burst=2)
     assert throttle.allows(8192, now=0.0)
     assert not throttle.allows(80, now=0.0)
 
 
 def test_slow_rate_opens_again() -> None:
-    """A second's worth may be less than a line."""
+    """Even if a second's worth is less than a line."""
     throttle = Throttle(rate=0.1, burst=1)
     assert [throttle.allows(80, now=n) for n in (0.0, 1.0, 11.0)] == [True, False, True]
 
 
 def test_clock_that_goes_back_gives_nothing() -> None:
-    """The time may come from anywhere."""
+    """The time may come from any clock."""
     throttle = Throttle(rate=10, burst=10)
     passed(throttle, 100, now=100.0)
     assert passed(throttle, 100, now=0.0) == 0
@@ -325,7 +325,7 @@ def test_clock_that_goes_back_gives_nothing() -> None:
 def test_never_more_than_burst_and_rate(
     steps: list[tuple[float, int]], rate: float, burst: float
 ) -> None:
-    """However the lines come, in lines and in bytes."""
+    """However the lines come, both in lines and in bytes."""
     throttle = Throttle(rate=rate, burst=burst)
     now, lines, cost = 0.0, 0, 0.0
     for wait, size in steps:
@@ -338,7 +338,7 @@ def test_never_more_than_burst_and_rate(
 
 @pytest.mark.parametrize(("rate", "burst"), [(0, 1), (-1, 1), (1, 0), (1, 0.5)])
 def test_bad_settings(rate: float, burst: float) -> None:
-    """Nothing would ever pass."""
+    """No line would ever pass."""
     with pytest.raises(ValueError, match="rate must be positive and burst 1 or more"):
         Throttle(rate=rate, burst=burst)
 
@@ -370,12 +370,12 @@ ERROR = "json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)
     ],
 )
 def test_cause(lines: list[str], cause: str) -> None:
-    """The last exception that ended with nothing behind it, if any (issue 11)."""
+    """The last exception that no other text follows, if any (issue 11)."""
     assert cause_of(lines) == cause
 
 
 def test_traceback_of_an_error() -> None:
-    """Its end, as far as it was kept; what comes behind is a note (issue 26)."""
+    """Its end, as far as it was kept; anything after it is a note (issue 26)."""
     trace = ['  File "w.py", line 4, in f', "    return [m[9]]", "IndexError: no"]
     lines = ["before", *trace, "message 1, 3 bytes long"]
     assert traceback_of(lines, "IndexError: no") == ("before", *trace)
@@ -395,7 +395,7 @@ def test_traceback_of_an_error() -> None:
     ],
 )
 def test_cause_of_this_python(code: str, cause: str) -> None:
-    """Whatever the version adds to its tracebacks."""
+    """Whatever this version adds to its tracebacks."""
     ended = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False
     )
@@ -405,7 +405,7 @@ def test_cause_of_this_python(code: str, cause: str) -> None:
 
 
 def line(**said: object) -> bytes:
-    """Return a line that a worker may write."""
+    """Return a status line of a worker."""
     return json.dumps(said).encode() + b"\n"
 
 
@@ -471,7 +471,7 @@ def test_progress_is_a_share(share: float) -> None:
     ids=repr,
 )
 def test_anything_else_is_a_sign_of_life_and_no_more(wire: bytes) -> None:
-    """And what comes behind it is understood again."""
+    """Later lines are understood again."""
     reader = StatusReader()
     assert reader.receive(wire) == StatusUpdate()
     assert reader.receive(b"\n" + SKIPPED) == THREE

@@ -1,4 +1,4 @@
-"""Workers that die when they have nothing outstanding: their last replies may be one too many."""
+"""Workers that die with nothing outstanding: their last replies may be extra ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LETTERS = [b"a", b"b", b"c", b"d", b"e", b"f", b"g", b"h"]
 async def served(
     script: Script, *batches: list[bytes], **settings: object
 ) -> tuple[list[Result], int, AsyncSupervisor]:
-    """Return the results of what is submitted, batch by batch, and the starts."""
+    """Return the results of all submissions, the starts, and the supervisor."""
     stage = Stage(name="t", worker=("no-such-program",), **settings)  # type: ignore[arg-type]
     launch, results = ScriptedLaunch(script), list[Result]()
     with capture_logs(), anyio.fail_after(60):
@@ -41,7 +41,7 @@ def one_by_one(messages: list[bytes]) -> list[list[bytes]]:
 
 
 async def read_line(worker: ScriptedWorker) -> bytes | None:
-    """Return the next message, and leave unread what is behind it; None at the end."""
+    """Return the next message, leaving the rest unread; None at the end."""
     line = b""
     while not line.endswith(b"\n"):
         if not (byte := await worker.read(1)):
@@ -52,7 +52,7 @@ async def read_line(worker: ScriptedWorker) -> bytes | None:
 
 @pytest.mark.parametrize("window", [2, 4])
 async def test_second_reply_is_not_that_of_the_next_message(window: int) -> None:
-    """Although the worker dies behind as many replies as it was asked (issue 12)."""
+    """Although the worker dies after as many replies as messages (issue 12)."""
 
     async def answer_twice(worker: ScriptedWorker) -> int:
         async for message in worker.messages():
@@ -90,14 +90,14 @@ async def test_who_answers_and_exits_is_restarted(status: int) -> None:
 async def test_block_before_an_exit_with_a_probe_is_not_redone_for_ever(
     window: int, status: int
 ) -> None:
-    """A worker that exits and leaves the byte ahead unread gets on (issue 22)."""
+    """A worker that exits with the probe unread makes progress (issue 22)."""
 
     async def answer_block(worker: ScriptedWorker) -> int:
         for _ in range(window):
             if (message := await read_line(worker)) is None:
                 return 0
             await worker.reply(message.upper())
-        await anyio.sleep(0.001)  # the byte ahead is there
+        await anyio.sleep(0.001)  # the probe has been written
         return status
 
     results, starts, _ = await served(
@@ -133,7 +133,7 @@ async def test_late_second_reply_of_a_dying_worker_is_not_the_next_ones(
 async def test_late_second_reply_is_none_to_what_could_not_be_written(
     window: int,
 ) -> None:
-    """The worker exits well, and had closed its stdin before (issue 22)."""
+    """The worker exits cleanly after it has closed its stdin (issue 22)."""
 
     async def answer_late_again(worker: ScriptedWorker) -> int:
         async for message in worker.messages():
@@ -154,7 +154,7 @@ async def test_late_second_reply_is_none_to_what_could_not_be_written(
 
 
 async def test_late_second_reply_in_lock_step_is_its_messages_own_fault() -> None:
-    """Nothing ahead is taken for answered, so the message can be blamed (issue 22)."""
+    """Nothing else counts as answered, so the message can be blamed (issue 22)."""
 
     async def answer_late_again(worker: ScriptedWorker) -> int:
         while (message := await read_line(worker)) is not None:
@@ -178,16 +178,16 @@ async def test_late_second_reply_in_lock_step_is_its_messages_own_fault() -> Non
         ("exits", 0.0, 4),
         ("crashes", 0.0, 4),
         ("hangs", 0.0, 4),
-        # No one knows what it was at, but it was not its own doing.
+        # It is unknown what it was doing, but its end came from outside.
         ("is killed", 0.0, 0),
-        # What was wrong would have shown by then.
+        # An extra reply would have shown by then.
         ("exits", 1.5, 0),
     ],
 )
 async def test_replies_released_before_an_end_that_nothing_explains_are_doubtful(
     end: str, rest: float, doubtful: int
 ) -> None:
-    """It may be busy with a message that has another's second reply (issue 22)."""
+    """A duplicate may have counted as the reply to a message in work (issue 22)."""
 
     async def answer_late_again(worker: ScriptedWorker) -> int:
         async for message in worker.messages():
@@ -217,7 +217,7 @@ async def test_replies_released_before_an_end_that_nothing_explains_are_doubtful
 async def test_replies_before_a_message_that_kills_are_not_doubtful(
     status: int,
 ) -> None:
-    """It was read, and not answered: that explains the end (issue 22)."""
+    """A message that was read and not answered explains the end (issue 22)."""
 
     async def die_of_h(worker: ScriptedWorker) -> int:
         async for message in worker.messages():
@@ -235,7 +235,7 @@ async def test_replies_before_a_message_that_kills_are_not_doubtful(
 async def test_what_is_answered_while_the_worker_is_stopped_counts(
     window: int,
 ) -> None:
-    """Although it was not read yet when the worker's input ended (issue 22)."""
+    """Even to messages that were unread when the worker's input ended (issue 22)."""
 
     async def begin_late(worker: ScriptedWorker) -> int:
         await worker.read(1)

@@ -37,7 +37,7 @@ async def take(messages: AsyncIterator[bytes]) -> list[bytes]:
 
 
 async def broken(run: Stage) -> tuple[list[bytes], str]:
-    """Return what a round gave, and the error in which it ended."""
+    """Return the messages of a round, and the error in which it ended."""
     seen: list[bytes] = []
     async with acting(run) as supervisor:
         with anyio.fail_after(10_000), pytest.raises(faults.EtlstageError) as caught:
@@ -49,7 +49,7 @@ async def broken(run: Stage) -> tuple[list[bytes], str]:
 
 
 async def test_plain_round_is_one_run_of_the_program() -> None:
-    """All it wrote, empty messages too; the next round is the next run."""
+    """With all its messages, even empty ones; the next round is the next run."""
     async with acting(plain("extract", "one", "", "two")) as supervisor:
         for _ in range(2):
             assert await take(supervisor.extract()) == [b"one", b"", b"two"]
@@ -69,7 +69,7 @@ async def test_last_message_may_lack_its_end_when_all_went_well() -> None:
 
 
 async def test_last_message_without_end_is_dropped_when_it_failed() -> None:
-    """It may be half of one. What came before is valid; the error has the rest."""
+    """It may be incomplete; earlier messages are valid, and the error has the story."""
     seen, error = await broken(plain("extract_tail", 7, "tw", "one"))
 
     assert seen == [b"one"]
@@ -81,7 +81,7 @@ async def test_last_message_without_end_is_dropped_when_it_failed() -> None:
 
 
 async def test_runs_are_lists_of_messages() -> None:
-    """Who moves many messages takes them as they come; none is empty."""
+    """Consumers of many messages take them as they come; no run is empty."""
     async with (
         acting(plain("ranges")) as supervisor,
         aclosing(supervisor.extract_runs()) as runs,
@@ -109,7 +109,7 @@ async def zip_async(
 
 
 async def test_worker_keeps_the_offsets() -> None:
-    """One worker answers round after round to empty messages."""
+    """One worker answers round after round, with an empty message as the request."""
     run = cyclic("rounds", "a b", "", "c")
     async with acting(run) as supervisor:
         rounds = [await take(supervisor.extract()) for _ in range(4)]
@@ -118,7 +118,7 @@ async def test_worker_keeps_the_offsets() -> None:
 
 
 async def test_supervisor_keeps_the_offsets() -> None:
-    """Each request carries a range, as JSON."""
+    """Each request carries a range as JSON."""
     async with acting(cyclic("ranges", 12)) as supervisor:
         first = await take(supervisor.extract(start=0, end=3))
         second = await take(supervisor.extract(start=10, end=20))
@@ -139,7 +139,7 @@ async def test_supervisor_keeps_the_offsets() -> None:
     ],
 )
 async def test_request(arguments: dict[str, object], request_: bytes) -> None:
-    """Empty without offsets, a JSON object with them, or what the template has."""
+    """Empty without offsets, a JSON object with them, or made by the template."""
     async with acting(cyclic("requests")) as supervisor:
         with anyio.fail_after(10_000):
             runs = [
@@ -161,7 +161,7 @@ async def test_round_with_a_marker_in_its_request_is_refused() -> None:
 
 
 async def test_rounds_of_one_message_where_eop_is_eom() -> None:
-    """Each request has exactly one message."""
+    """Each request has exactly one message as its reply."""
     run = cyclic(
         "echo",
         dialect=MarkerDialect(mode=Mode.CYCLIC, markers=Markers(eop=b"\n")),
@@ -174,7 +174,7 @@ async def test_rounds_of_one_message_where_eop_is_eom() -> None:
 
 
 async def test_cyclic_worker_that_closes_its_stdin() -> None:
-    """It can't be asked any more, and does not answer."""
+    """It can't be asked, and so does not answer, any more."""
     run = cyclic("closes_stdin", timeout=Timeouts(message=1.0, stop=0.2))
     async with acting(run) as supervisor:
         assert await take(supervisor.extract()) == numbers(100)
@@ -200,7 +200,7 @@ async def test_rounds_wait_for_each_other() -> None:
 
 
 async def test_round_may_be_broken_off() -> None:
-    """What the worker writes next belongs to no round: another worker takes over."""
+    """Its later output belongs to no round: another worker takes over."""
     async with acting(cyclic("slow_round")) as supervisor:
         async with aclosing(supervisor.extract()) as messages:
             assert await anext(messages) == b"first"
@@ -222,7 +222,7 @@ async def test_round_that_is_left_open_does_not_block_the_next() -> None:
 
 
 async def test_worker_that_dies_in_every_round() -> None:
-    """What it wrote is valid, and the error has its story."""
+    """Its messages are valid, and the error has its story."""
     stage = cyclic("dies_in_round", 2, restart=RestartPolicy(max=2, delay=0.01))
     seen, error = await broken(stage)
 
@@ -236,7 +236,7 @@ async def test_worker_that_dies_in_every_round() -> None:
 
 
 async def test_round_survives_its_worker() -> None:
-    """Where the worker keeps the offsets, it may give the same again (issue 10)."""
+    """If the worker keeps the offsets, it may give the same again (issue 10)."""
     stage = cyclic("killed_in_range", 2, restart=RestartPolicy(max=1))
     async with acting(stage) as supervisor:
         assert await take(supervisor.extract()) == [b"0", b"1", *numbers(100)]
@@ -244,7 +244,7 @@ async def test_round_survives_its_worker() -> None:
 
 
 async def test_range_survives_workers_that_are_killed() -> None:
-    """As long as each gets further: nothing is missing, or there twice (issue 10)."""
+    """As long as each gets further, none is missing or repeated (issue 10)."""
     policy = RestartPolicy(max=1, delay=0.01)
     stage = cyclic("killed_in_range", 1, 8, 9, 19, 21, 26, restart=policy)
     with capture_logs() as logs:
@@ -253,13 +253,13 @@ async def test_range_survives_workers_that_are_killed() -> None:
                 expected = [b"%d" % n for n in range(start, start + 20)]
                 seen = await take(supervisor.extract(start=start, end=start + 20))
                 assert seen == expected
-    # Nothing else would show an outage that was survived.
+    # Otherwise an outage that was survived would stay unnoticed.
     told = [entry for entry in logs if entry["log_level"] == "warning"]
     assert [entry["in_flight"] for entry in told] == [0] * 6
 
 
 async def test_range_that_kills_its_worker_each_time() -> None:
-    """Restarts without progress are counted: it is not tried for ever."""
+    """Restarts without progress are counted, so it does not go on forever."""
     policy = RestartPolicy(max=2, delay=0.01)
     stage = cyclic("killed_before", 8, restart=policy)
     seen: list[bytes] = []
@@ -271,7 +271,7 @@ async def test_range_that_kills_its_worker_each_time() -> None:
 
 
 async def test_range_that_gives_other_messages_when_it_is_asked_again() -> None:
-    """It is reported; no message is left out in place of another (issue 10)."""
+    """This is an error; no message is left out in place of another (issue 10)."""
     seen: list[bytes] = []
     stage = cyclic("dies_after_pid", restart=RestartPolicy(delay=0.01))
     async with acting(stage) as supervisor:
@@ -282,7 +282,7 @@ async def test_range_that_gives_other_messages_when_it_is_asked_again() -> None:
 
 
 async def test_worker_that_exits_between_rounds() -> None:
-    """It answered all it was asked: a new one is started."""
+    """It answered everything it was asked, so a new one is started."""
     async with acting(cyclic("ends_after_round")) as supervisor:
         with supervisor.events() as events:
             first = await take(supervisor.extract())
@@ -295,7 +295,7 @@ async def test_worker_that_exits_between_rounds() -> None:
 
 
 async def test_worker_that_talks_between_rounds() -> None:
-    """Its words would be taken for an answer: another worker answers the next round."""
+    """Its output would be taken for a reply, so another one answers the next round."""
     run = cyclic("talks_between_rounds", timeout=Timeouts(stop=0.2))
     async with acting(run) as supervisor:
         with supervisor.events() as events, anyio.fail_after(10_000):
@@ -310,7 +310,7 @@ async def test_worker_that_talks_between_rounds() -> None:
     )
 
 
-# --- what a worker does wrong ----------------------------------------------------------
+# --- what a worker does wrong ---------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -361,7 +361,7 @@ async def test_worker_that_talks_between_rounds() -> None:
 async def test_round_of_a_worker_at_fault(
     run: Stage, given: list[bytes], fault: str
 ) -> None:
-    """What came before is delivered; the text names what it did, and the setting."""
+    """Earlier messages are delivered; the error names the fault, and the setting."""
     seen, error = await broken(run)
 
     assert seen == given
@@ -371,7 +371,7 @@ async def test_round_of_a_worker_at_fault(
 # --- stop ----------------------------------------------------------------------------
 
 
-# A worker in the middle of a round has nothing to finish: no step of stopping is long.
+# A worker within a round has nothing to finish, so no step of stopping takes long.
 LONG = Timeouts(stop=3600)
 
 
@@ -380,7 +380,7 @@ LONG = Timeouts(stop=3600)
     [plain("ranges", timeout=LONG), cyclic("ranges", timeout=LONG)],
 )
 async def test_supervisor_closed_in_the_middle_of_a_round(run: Stage) -> None:
-    """Who reads on has an error, and not half a round that looks whole."""
+    """The reader gets an error, not half a round that looks complete."""
     async with acting(run) as supervisor:
         messages = supervisor.extract_runs()
         assert await anext(messages)
@@ -393,7 +393,7 @@ async def test_supervisor_closed_in_the_middle_of_a_round(run: Stage) -> None:
 
 
 async def test_supervisor_closed_while_a_round_waits() -> None:
-    """The one who waits for messages is woken, and notified."""
+    """The waiting caller is woken, and gets an error."""
     texts: list[str] = []
 
     async def extract() -> None:
@@ -413,7 +413,7 @@ async def test_supervisor_closed_while_a_round_waits() -> None:
 
 @pytest.mark.parametrize("run", [plain("ranges"), cyclic("ranges")])
 async def test_host_cancelled_in_the_middle_of_a_round(run: Stage) -> None:
-    """The worker is gone with the block."""
+    """The worker is stopped when the block ends."""
     with anyio.CancelScope() as scope:
         async with acting(run) as supervisor:
             async for _ in supervisor.extract():
@@ -423,7 +423,7 @@ async def test_host_cancelled_in_the_middle_of_a_round(run: Stage) -> None:
 
 
 async def test_round_that_failed_is_tried_again() -> None:
-    """Unless something was passed on; tries before a round that ended don't count."""
+    """Unless outputs were passed on; failures before a successful round don't count."""
 
     async def fail_at_first(worker: ScriptedWorker) -> int:
         if worker.start % 2:
@@ -439,7 +439,7 @@ async def test_round_that_failed_is_tried_again() -> None:
 
 
 async def test_nothing_is_started_once_the_supervisor_is_closed() -> None:
-    """A round that waits for its turn, or for a restart, ends."""
+    """Rounds end that wait for their turn, or for a restart."""
     run = replace(
         plain("exits", 3), restart=RestartPolicy(delay=30.0), on_error=ErrorPolicy()
     )

@@ -1,4 +1,4 @@
-"""What a worker was lost with finds somebody who tries it, and is judged alone."""
+"""Messages of a lost worker are tried again by another, and judged alone."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROWS = [b'{"k":%d}' % (n % 5) for n in range(8)]
 async def test_message_is_blamed_only_for_what_it_does_alone(
     window: int, retries: int
 ) -> None:
-    """Not for what a message did that its process has answered (issue 22)."""
+    """Not for the effect of a message that its process has answered (issue 22)."""
 
     async def die_of_b_behind_a(worker: ScriptedWorker) -> int:
         seen = False
@@ -56,7 +56,7 @@ async def test_message_is_blamed_only_for_what_it_does_alone(
 async def test_worker_that_leaves_for_good_leaves_nothing_behind(
     order: Order, waits: bool
 ) -> None:
-    """Also if it dies while it retires, or waits to be started again (issue 22)."""
+    """Even if it dies while it retires, or waits to be restarted (issue 22)."""
 
     async def die_once(worker: ScriptedWorker) -> int:
         if worker.name == "t-2" and worker.start > 1:
@@ -99,7 +99,7 @@ async def test_worker_that_leaves_for_good_leaves_nothing_behind(
 async def test_halves_of_a_refused_batch_outlive_their_worker(
     mode: Mode, status: int
 ) -> None:
-    """Joined again, they would be refused again by each that comes (issue 22)."""
+    """Joined again, they would be refused by each new worker (issue 22)."""
 
     async def answer_one_batch(worker: ScriptedWorker) -> int:
         if len(launch.workers) > 50:

@@ -1,4 +1,4 @@
-"""Load workers that have answered everything, and fail while they end."""
+"""Load workers that have answered everything, and fail while they exit."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ pytestmark = [pytest.mark.core, pytest.mark.virtual]
 
 
 def stage(kind: StageKind = StageKind.LOAD) -> Stage:
-    """Return a stage called ``l``; what runs is up to its launch."""
+    """Return a stage called ``l``; the launch decides what runs."""
     command = ("no-such-program",)
     return Stage(name="l", kind=kind, worker=command, timeout=Timeouts(stop=5))
 
 
 def ending(status: int) -> Script:
-    """Return a worker that answers everything, and ends with this status."""
+    """Return a worker that answers everything, and exits with this status."""
 
     async def answer(worker: ScriptedWorker) -> int:
         async for _ in worker.messages():
@@ -47,7 +47,7 @@ def ending(status: int) -> Script:
 
 
 async def deaf(worker: ScriptedWorker) -> int:
-    """Answer everything, and do not end with the input."""
+    """Answer everything, but do not exit when the input ends."""
     async for _ in worker.messages():
         await worker.reply()
     await anyio.sleep_forever()
@@ -57,7 +57,7 @@ async def deaf(worker: ScriptedWorker) -> int:
 async def served(
     script: Script, run: Stage, messages: list[bytes]
 ) -> tuple[AsyncSupervisor, list[WorkerExited]]:
-    """Return a supervisor that has passed the messages and ended, and its exits."""
+    """Return a supervisor that answered messages and closed, and its workers' exits."""
     with capture_logs(), anyio.fail_after(600):
         async with AsyncSupervisor(run, launch=ScriptedLaunch(script)) as supervisor:
             events = supervisor.events()
@@ -71,7 +71,7 @@ async def served(
 
 @pytest.mark.parametrize("status", [3, -SIGSEGV])
 async def test_what_it_has_answered_is_doubtful(status: int) -> None:
-    """A buffer that it could not write is lost, and no one else knows (issue 22)."""
+    """A buffer that it could not write is lost without any other sign (issue 22)."""
     supervisor, (event,) = await served(ending(status), stage(), [b"1", b"2", b"3"])
 
     assert (event.status, event.stopped, event.doubtful) == (status, False, 3)
@@ -83,7 +83,7 @@ async def test_what_it_has_answered_is_doubtful(status: int) -> None:
 
 
 async def test_who_is_killed_is_doubtful() -> None:
-    """It did not end within ``timeout.stop`` of its input (issue 22)."""
+    """It did not exit within ``timeout.stop`` after its input ended (issue 22)."""
     supervisor, (event,) = await served(deaf, stage(), [b"1", b"2"])
 
     assert (event.status, event.doubtful) == (-SIGTERM, 2)
@@ -91,7 +91,7 @@ async def test_who_is_killed_is_doubtful() -> None:
 
 
 async def test_dialect_decides_what_a_good_end_is() -> None:
-    """Frameworks of Cocaine end with any status once they are asked to (issue 22)."""
+    """Cocaine's frameworks exit with any status after a terminate (issue 22)."""
     statuses: list[int] = []
 
     async def answer(worker: ScriptedWorker) -> int:
@@ -109,7 +109,7 @@ async def test_dialect_decides_what_a_good_end_is() -> None:
 
 
 async def test_who_ends_well_is_not() -> None:
-    """Status 0 proves that what it has answered is loaded."""
+    """Status 0 proves that everything it has answered is loaded."""
     supervisor, (event,) = await served(ending(0), stage(), [b"1", b"2"])
 
     assert (event.stopped, event.doubtful) == (True, 0)
@@ -117,7 +117,7 @@ async def test_who_ends_well_is_not() -> None:
 
 
 async def test_who_has_answered_nothing_is_not() -> None:
-    """It may not even have started: there is nothing to doubt."""
+    """It may not even have started, so there is nothing to doubt."""
     supervisor, (event,) = await served(deaf, stage(), [])
 
     assert (event.stopped, event.doubtful) == (True, 0)
@@ -125,7 +125,7 @@ async def test_who_has_answered_nothing_is_not() -> None:
 
 
 async def test_outputs_of_a_transform_worker_are_not() -> None:
-    """They have been returned: how it ends changes none of them."""
+    """They have been returned, and its exit changes none of them."""
     supervisor, (event,) = await served(
         ending(3), stage(StageKind.TRANSFORM), [b"1", b"2"]
     )
@@ -135,7 +135,7 @@ async def test_outputs_of_a_transform_worker_are_not() -> None:
 
 
 async def test_each_process_proves_its_own() -> None:
-    """Of workers that are replaced only those are doubtful that failed (issue 22)."""
+    """Of workers that are replaced, only those that failed are doubtful (issue 22)."""
 
     async def once(worker: ScriptedWorker) -> int | None:
         return await ending(4 if worker.start == 2 else 0)(worker)
@@ -155,7 +155,7 @@ async def test_each_process_proves_its_own() -> None:
 
 
 async def test_who_is_stopped_by_force_is_not() -> None:
-    """It was given no time to end: what is loaded is known to be incomplete."""
+    """It had no time to exit: the load is known to be incomplete anyway."""
     launch = ScriptedLaunch(deaf)
     with capture_logs(), anyio.CancelScope() as scope:
         async with AsyncSupervisor(stage(), launch=launch) as supervisor:
@@ -167,7 +167,7 @@ async def test_who_is_stopped_by_force_is_not() -> None:
 
 
 async def test_the_run_fails() -> None:
-    """The report counts what is doubtful, and names the worker (issue 22)."""
+    """The report counts doubtful messages, and names the worker (issue 22)."""
     sink = WorkerSink(stage(), launch=ScriptedLaunch(ending(3)))
     with capture_logs():
         report = await Pipeline(

@@ -1,4 +1,4 @@
-"""What is read where the event loop calls, and what is left to the task."""
+"""What is read in the event loop's callback, and what is left to the task."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PART = 65536
 
 
 class Scene:
-    """A wire, its worker and its consumer: what is there, and what was done."""
+    """A wire, its worker and its consumer, with a record of what was done."""
 
     failed = exited = stalled = False
 
@@ -31,16 +31,16 @@ class Scene:
         self.sizes: list[int] = []
 
     def read(self, size: int, /) -> bytes | None:
-        """Return what is next, or None."""
+        """Return the next part, or None."""
         self.sizes.append(size)
         return self.parts.pop(0) if self.parts else None
 
     async def readable(self) -> None:
-        """Never wait: it is pulled."""
+        """Fail: the wire has ``pull``, so it is never waited for."""
         raise AssertionError("nobody waits for it")
 
     async def pull(self, take: Callable[[], bool], /) -> None:
-        """Call once, as the loop does; what is behind that is the end."""
+        """Call ``take`` once, as the loop does; then the stream ends."""
         self.parts += self.later
         self.going_on.append(take())
         self.left = [*self.parts]
@@ -48,7 +48,7 @@ class Scene:
         self.stalled = False
 
     async def run(self, *later: bytes, stalled: bool = False) -> None:
-        """Read to the end, of which this is there only when the loop calls."""
+        """Read to the end; ``later`` arrives only when the loop calls."""
         self.later, self.stops = later, stalled
         stage = Stage(name="t", worker=("x",))
         pool = WorkerPool(stage, Observers(stage, None), None)
@@ -60,13 +60,13 @@ class Scene:
             await link._read_all()
 
     def receive(self, data: bytes) -> None:
-        """Take what was read; the consumer may have too much then."""
+        """Take what was read; the consumer may be stalled from then on."""
         self.taken.append(data)
         self.stalled = self.stops
 
 
 async def test_what_the_worker_writes_at_once_is_taken() -> None:
-    """Until there is nothing; then the loop calls again (issue 13)."""
+    """Until nothing is left; then the loop calls again (issue 13)."""
     scene = Scene(b"0")
     await scene.run(b"1", b"2")
     assert (scene.taken, scene.going_on) == ([b"0", b"1", b"2"], [True])
@@ -80,14 +80,14 @@ async def test_nothing_is_taken_while_the_consumer_has_too_much() -> None:
 
 
 async def test_the_end_is_left_to_the_task() -> None:
-    """What follows from it is no matter of the loop's (issue 13)."""
+    """The loop's callback does not handle it (issue 13)."""
     scene = Scene()
     await scene.run(b"")
     assert scene.going_on == [False]
 
 
 async def test_much_at_once_is_read_in_larger_pieces() -> None:
-    """As long as that much comes (issue 13)."""
+    """As long as that much arrives (issue 13)."""
     scene = Scene()
     await scene.run(b"x" * PART, b"2")
     assert scene.sizes[1:4] == [PART, 8 * PART, PART]

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.core, pytest.mark.virtual]
 
 @pytest.mark.parametrize("batches", [False, True])
 async def test_who_refuses_its_last_message_is_replaced(batches: bool) -> None:
-    """And not waited for, while what it refused waits for a worker (issue 12)."""
+    """Even while the messages that it refused wait for a worker (issue 12)."""
 
     async def refuse(worker: ScriptedWorker) -> None:
         while data := await worker.read():

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.core, pytest.mark.virtual]
 
 
 async def submit(run: Stage, messages: list[bytes]) -> tuple[list[Result], int]:
-    """Return the results, and how often a worker was started."""
+    """Return the results, and the number of starts."""
     with anyio.fail_after(1000):
         async with acting(run) as supervisor:
             events = supervisor.events()
@@ -32,7 +32,7 @@ async def submit(run: Stage, messages: list[bytes]) -> tuple[list[Result], int]:
 async def test_refusal_is_that_message_s_alone(
     window: int | None, workers: int
 ) -> None:
-    """All others are answered, and no worker is started again."""
+    """All others are answered, and no worker is restarted."""
     messages = [b"bad %d" % n if n % 7 == 3 else b"%d" % n for n in range(500)]
     run = stage("refuses", "bad", window=window, workers=workers)
     results, starts = await submit(run, messages)
@@ -50,7 +50,7 @@ async def test_refusal_is_that_message_s_alone(
 async def test_refusals_for_one_reason_are_errors_of_their_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """However many reasons there are: only some are remembered (issue 10)."""
+    """However many reasons there are, of which only some are cached (issue 10)."""
     monkeypatch.setattr(failure, "_REFUSALS", 3)
     run = stage("refuses", "bad", on_error=ErrorPolicy(retries_refused=1), window=1)
     results, _ = await submit(run, [b"bad %d" % (n % 5) for n in range(20)])
@@ -64,7 +64,7 @@ async def test_refusals_for_one_reason_are_errors_of_their_own(
 
 
 async def test_refusal_names_stage_worker_and_reason() -> None:
-    """Who rejected it, and why."""
+    """Which worker rejected it, and why."""
     ((result,), _) = await submit(stage("refuses", "bad"), [b"bad"])
     text = str(result.error)
     assert text.startswith("stage t: worker t-1 (pid ")

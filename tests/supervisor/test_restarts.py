@@ -52,7 +52,7 @@ from etlstage.testing.clock import Backend
 from etlstage.transport import Child, LaunchRequest, Wire
 from tests.supervisor.toy import ToyDialect, ToyWorker
 
-# Smaller tests cover what these pass through; measured, these take thrice as long.
+# Smaller tests cover the same code; measured, these take three times as long.
 pytestmark = [pytest.mark.core, pytest.mark.no_cover]
 
 SCENARIOS: Final = 1000
@@ -74,21 +74,21 @@ FATES: Final = {
     "stubborn": 1,
     "not started": 2,
 }
-"""What becomes of a start of a worker, and how often."""
+"""What happens to a worker's start, with its relative frequency."""
 _SILENT: Final = ("never ready", "mute")
 
 
 @dataclass
 class Scenario:
-    """All that is decided before a stage begins to live."""
+    """Everything that is decided before a stage runs."""
 
     number: int
     dialect: Dialect = field(default_factory=default_dialect)
     stage: Stage = field(init=False)
     rounds: list[list[bytes]] = field(init=False)
-    """What is submitted, one after the other."""
+    """The runs that are submitted, one after the other."""
     pause: float = field(init=False)
-    """Seconds between two rounds, in which there is nothing to do."""
+    """Idle seconds between two rounds."""
     stops_at: float | None = field(init=False)
 
     def __post_init__(self) -> None:
@@ -126,7 +126,7 @@ class Scenario:
         self.stops_at = choice([None, None, None, dice.uniform(0, 20)])
 
     async def script(self, worker: ScriptedWorker) -> int:
-        """Do what the fate of this start asks for."""
+        """Behave according to the fate of this start."""
         dice = self._dice(worker.name, worker.start)
         fate = _fate(dice)
         if fate == "end at start":
@@ -143,7 +143,7 @@ class Scenario:
             return await _serve(worker, toy, fate, dice)
 
     def launch(self, scripted: ScriptedLaunch, request: LaunchRequest, /) -> Started:
-        """Start a worker, unless its program is gone."""
+        """Start a worker, unless its program is missing."""
         fate = _fate(self._dice(request.worker, request.start))
         if fate == "not started" and request.start > 1:
             raise FileNotFoundError(errno.ENOENT, "No such file or directory")
@@ -168,7 +168,7 @@ def _fate(dice: Random) -> str:
 
 @asynccontextmanager
 async def _beating(worker: ScriptedWorker, fate: str) -> AsyncIterator[None]:
-    """Report that it is ready, and give signs of life in the meantime."""
+    """Report readiness, and give signs of life in the meantime."""
     if fate != "never ready":
         worker.show_life()
     if "ETLSTAGE_HEARTBEAT" not in worker.request.env or fate in _SILENT:
@@ -187,7 +187,7 @@ async def _beating(worker: ScriptedWorker, fate: str) -> AsyncIterator[None]:
 
 
 class Talker(Protocol):
-    """What takes messages and answers them, in whatever dialect."""
+    """A worker that takes messages and answers them, in any dialect."""
 
     def messages(self) -> AsyncIterator[bytes]:
         """Yield messages, one by one."""
@@ -201,7 +201,7 @@ class Talker(Protocol):
 async def _serve(
     worker: ScriptedWorker, talker: Talker, fate: str, dice: Random
 ) -> int:
-    """Answer, until something happens at one of the messages."""
+    """Answer messages, until the worker's fate is due."""
     due = dice.randint(1, 4)
     if fate == "crash unread":
         await anyio.sleep(dice.random())
@@ -230,7 +230,7 @@ async def _serve(
     return 0
 
 
-# --- what has to be true ----------------------------------------------------------------
+# --- what must hold -------------------------------------------------------------------
 
 
 @dataclass
@@ -244,14 +244,14 @@ class Record:
     stopped_at: float = 0.0
 
     def check(self) -> None:
-        """Fail where it is not as it should be."""
+        """Fail if anything is not as it should be."""
         self._check_results()
         assert all(worker.returncode is not None for worker in self.started)
         for name in [f"t-{n + 1}" for n in range(self.scenario.stage.pool.max)]:
             self._check_worker([e for e in self.events if e[1].worker == name])
 
     def _check_results(self) -> None:
-        """Each message has exactly one outcome."""
+        """Check that each message has exactly one outcome."""
         rounds = zip(self.scenario.rounds, self.results, strict=True)
         for messages, results in rounds:
             assert [result.message for result in results] == messages
@@ -263,44 +263,44 @@ class Record:
                     assert outputs == ()
 
     def _check_worker(self, events: list[tuple[float, SupervisorEvent]]) -> None:
-        """The starts of one worker follow each other as the policy has it."""
+        """Check that the starts of one worker follow the policy."""
         starts = Starts(self.scenario.stage.restart)
         for now, event in events:
             starts.take(event, now)
         if starts.due is not None:
             assert starts.due >= self.stopped_at
         elif starts.ended_at is not None and starts.ended_at < self.stopped_at:
-            # It was not started again, and the stage went on.
+            # It was not restarted, and the stage went on.
             assert starts.exhausted(starts.ended_at) or not starts.wanted
 
 
 @dataclass
 class Starts:
-    """What a policy allows one worker, from what has happened to it so far."""
+    """What a policy allows for one worker, given its events so far."""
 
     policy: RestartPolicy
     count: int = 0
     useless: deque[float] = field(default_factory=deque)
-    """When it was restarted since it was last of use."""
+    """The times of its restarts since it was last useful."""
     due: float | None = None
-    """When it is to be started again."""
+    """The time of its next start."""
     ended_at: float | None = None
     wanted: bool = False
-    """The policy has it started again after the end that it came to."""
+    """Whether the policy wants a restart after its last exit."""
     forgiven: bool = False
-    """It died of a message."""
+    """Whether it died of a message."""
     retired: bool = False
     at_fault: bool = False
 
     def take(self, event: SupervisorEvent, now: float) -> None:
-        """Check what happens against what has happened."""
+        """Check an event against the earlier ones."""
         match event:
             case WorkerStarted(start=start):
                 self._start(now)
                 assert start == self.count
             case StartFailed():
                 self._start(now)
-                # What it was to replace was wanted, whatever the policy is.
+                # Its predecessor's restart was wanted, whatever the policy is.
                 self._end(now, wanted=True)
             case WorkerWorn():
                 self.retired = True
@@ -314,7 +314,7 @@ class Starts:
                 assert self.ended_at == now
 
     def exhausted(self, now: float) -> bool:
-        """Whether all restarts were had."""
+        """Return whether all restarts have been used."""
         within = [at for at in self.useless if now - at <= self.policy.within]
         return len(within) >= self.policy.max
 
@@ -348,7 +348,7 @@ class Starts:
             return
         while self.useless and now - self.useless[0] > self.policy.within:
             self.useless.popleft()
-        # The first is at once; the others wait longer each time, or half as long.
+        # The first is immediate; later delays grow, with jitter of up to half.
         longest = min(
             self.policy.max_delay, self.policy.delay * 2 ** (len(self.useless) - 1)
         )
@@ -359,7 +359,7 @@ class Starts:
 
 
 async def live(scenario: Scenario) -> Record:
-    """Let a stage live, and return what happened."""
+    """Let a stage run; return what happened."""
     scripted = ScriptedLaunch(scenario.script)
     record = Record(scenario, scripted.workers)
     supervisor = AsyncSupervisor(
@@ -397,10 +397,10 @@ async def live(scenario: Scenario) -> Record:
 def test_every_message_has_one_outcome_whatever_workers_do(
     backend: Backend, dialect: Dialect
 ) -> None:
-    """Restarts are as the policy has it, and nothing is left running."""
+    """Restarts follow the policy, and nothing is left running."""
 
     async def live_all() -> None:
-        # What is decided is the same on both loops: each has every other life.
+        # Decisions are the same on both loops, so each runs every other scenario.
         for number in range(backend == "trio", SCENARIOS, 2):
             try:
                 with anyio.fail_after(3600):

@@ -1,7 +1,7 @@
 """
 Sessions that a caller keeps open, with workers in memory and on a virtual clock.
 
-The workers speak a dialect that has them; nothing above it knows which.
+The workers speak a dialect that has sessions; nothing above it knows which.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ Act = Callable[[CocaineWorker, Event], Awaitable[int | None]]
 
 class Workers(ScriptedLaunch):
     """
-    Workers that do something for each thing that is sent in a session.
+    Workers that act on each event of a session.
 
     Args:
-        act: Does it; it returns a status if the worker ends.
-        obeys: Whether they end when they are asked to terminate.
+        act: Handles an event; returns a status if the worker is to exit.
+        obeys: Whether they exit when they are asked to terminate.
 
     Attributes:
-        told: What each of them was sent, by its name.
+        told: The events that each worker received, by its name.
 
     """
 
@@ -62,13 +62,13 @@ class Workers(ScriptedLaunch):
         self.told: dict[str, list[Event]] = {}
 
     def heard(self, kind: type[Event]) -> list[Any]:
-        """Return what they were sent, of a kind."""
+        """Return all received events of a type."""
         told = self.told.values()
         return [event for heard in told for event in heard if isinstance(event, kind)]
 
     async def _run(self, worker: ScriptedWorker) -> int:
         of_sessions = (Opened, Added, Ended, Cancelled)
-        # One that is busy here does not hear the answers to its heartbeats.
+        # A worker that is busy here does not hear the answers to its heartbeats.
         talk = CocaineWorker(worker, disown=3600, obeys=self._obeys)
         async with talk as cocaine:
             while (event := await cocaine.hear()) is not None:
@@ -81,7 +81,7 @@ class Workers(ScriptedLaunch):
 
 
 async def echo(worker: CocaineWorker, event: Event) -> None:
-    """Send back what is sent, at once, and end with the other side."""
+    """Send each message back at once, and end when the other side does."""
     match event:
         case Added(id_, messages, ended):
             await worker.say(Added(id_, [m.upper() for m in messages]))
@@ -94,12 +94,12 @@ async def ignore(_worker: CocaineWorker, _event: Event) -> None:
 
 
 async def rest(session: WorkerSession) -> list[bytes]:
-    """Return what the worker still sends."""
+    """Return the remaining chunks from the worker."""
     return [chunk async for chunk in session]
 
 
 async def test_both_sides_speak_when_they_like() -> None:
-    """Each chunk is answered before the next is sent; the worker is asked by name."""
+    """Each chunk is answered before the next is sent; the event's name is passed on."""
     workers = Workers(echo)
     dialect = CocaineDialect(event="clean")
     async with AsyncSupervisor(stage(dialect), launch=workers) as supervisor:
@@ -135,7 +135,7 @@ async def test_worker_may_speak_first() -> None:
 
 
 async def test_sessions_go_to_the_worker_with_the_fewest() -> None:
-    """No worker has more than it may; who comes then waits."""
+    """No worker has more than its limit; further callers wait."""
     workers = Workers(echo)
     small = stage(CocaineDialect(concurrency=2), workers=3)
     done = 0
@@ -163,7 +163,7 @@ async def test_sessions_go_to_the_worker_with_the_fewest() -> None:
 
 
 async def test_messages_and_sessions_share_a_worker() -> None:
-    """Each is an exchange like the other."""
+    """Both are exchanges."""
     run = stage(CocaineDialect(concurrency=2))
     async with AsyncSupervisor(run, launch=Workers(echo)) as supervisor:
         async with supervisor.session() as session:
@@ -175,7 +175,7 @@ async def test_messages_and_sessions_share_a_worker() -> None:
 
 
 async def test_session_does_not_wait_for_a_batch() -> None:
-    """Nor is it ever a part of one."""
+    """Nor is it ever part of one."""
     run = stage(CocaineDialect(batches=True), batch=BatchPolicy(size=3, seconds=60))
     async with (
         AsyncSupervisor(run, launch=Workers(echo)) as supervisor,
@@ -187,7 +187,7 @@ async def test_session_does_not_wait_for_a_batch() -> None:
 
 
 async def test_worker_rejects() -> None:
-    """With its code and reason; it lives on, and nothing more is taken from us."""
+    """With code and reason; the worker lives on, and takes nothing more from us."""
 
     async def refuse(worker: CocaineWorker, event: Event) -> None:
         if isinstance(event, Added):
@@ -223,7 +223,7 @@ async def test_session_that_takes_too_long_is_cancelled() -> None:
 
 
 async def test_worker_dies_in_the_middle() -> None:
-    """What was sent to it is gone: no other is asked, and others go on."""
+    """What was sent is lost, so no other worker is asked; later sessions work."""
 
     async def die(worker: CocaineWorker, event: Event) -> int | None:
         await echo(worker, event)
@@ -246,7 +246,7 @@ async def test_worker_dies_in_the_middle() -> None:
 
 
 async def test_session_in_which_nothing_has_passed_is_opened_again() -> None:
-    """With another worker, behind the one that died."""
+    """With another worker, after the first has died."""
     deaths = 0
 
     async def die_once(worker: CocaineWorker, event: Event) -> int | None:
@@ -267,7 +267,7 @@ async def test_session_in_which_nothing_has_passed_is_opened_again() -> None:
 
 
 async def test_no_one_is_left() -> None:
-    """The caller is notified, and does not wait for ever."""
+    """The caller gets an error, and does not wait forever."""
 
     async def leave(worker: ScriptedWorker) -> int:
         async with CocaineWorker(worker):
@@ -283,7 +283,7 @@ async def test_no_one_is_left() -> None:
 
 
 async def test_caller_cancels_with_a_code_and_a_reason() -> None:
-    """The worker hears these, and who iterates is at the end."""
+    """The worker receives both, and iteration ends."""
     workers = Workers(echo)
     async with AsyncSupervisor(stage(), launch=workers) as supervisor:
         async with supervisor.session() as session, anyio.create_task_group() as tasks:
@@ -299,7 +299,7 @@ async def test_caller_cancels_with_a_code_and_a_reason() -> None:
 
 
 async def test_caller_that_leaves_has_its_session_cancelled() -> None:
-    """Also one that is cancelled itself; a worker never hears of one that waited."""
+    """Even if the caller is cancelled; a session that only waited is never sent."""
     workers = Workers(echo)
     one = stage(CocaineDialect(concurrency=1))
     async with AsyncSupervisor(one, launch=workers) as supervisor:
@@ -318,7 +318,7 @@ async def test_caller_that_leaves_has_its_session_cancelled() -> None:
 
 
 async def test_worker_that_does_not_read_stops_the_sender() -> None:
-    """What waits is bounded; it goes on with the worker."""
+    """Waiting input is limited; sending goes on with the worker."""
     going_on = anyio.Event()
     sent = 0
 
@@ -347,7 +347,7 @@ async def test_worker_that_does_not_read_stops_the_sender() -> None:
 
 
 async def test_caller_that_does_not_read_stops_the_worker() -> None:
-    """That time is not the worker's, nor are its heartbeats missed."""
+    """That time does not count for the worker, nor are its heartbeats missed."""
     said = 0
 
     async def pour(worker: CocaineWorker, event: Event) -> None:
@@ -369,7 +369,7 @@ async def test_caller_that_does_not_read_stops_the_worker() -> None:
 
 
 async def test_session_may_end_while_the_supervisor_drains() -> None:
-    """One that is opened then has no one."""
+    """A session opened after that fails."""
     async with (
         AsyncSupervisor(stage(), launch=Workers(echo)) as supervisor,
         anyio.create_task_group() as tasks,
@@ -387,7 +387,7 @@ async def test_session_may_end_while_the_supervisor_drains() -> None:
 
 
 async def test_session_that_outlives_the_supervisor_is_lost() -> None:
-    """What is sent to a worker that was asked to end is dropped."""
+    """Messages to a worker that was asked to terminate are dropped."""
     lasting = stage(CocaineDialect(seal=1.0), timeout=Timeouts(stop=3))
     workers = Workers(ignore, obeys=False)
     async with (
@@ -398,7 +398,7 @@ async def test_session_that_outlives_the_supervisor_is_lost() -> None:
         await session.send(b"a")
         await anyio.sleep(1)
         tasks.start_soon(supervisor.aclose)
-        for _ in range(2):  # before a terminate is sent to it, and behind that
+        for _ in range(2):  # before terminate is sent, and after that
             await anyio.sleep(0.8)
             await session.send(b"b")
         with pytest.raises(WorkerLost, match="was stopped while it held 1 message"):
@@ -407,7 +407,7 @@ async def test_session_that_outlives_the_supervisor_is_lost() -> None:
 
 
 async def test_what_can_not_be_a_session_is_reported() -> None:
-    """By the dialect, by the kind of the stage, by how much is pending."""
+    """Because of the dialect, the kind of the stage, or the pending messages."""
     marker = Stage(name="m", worker=("w",))
     extract = stage(kind=StageKind.EXTRACT)
     for run, text in (
@@ -426,7 +426,7 @@ async def test_what_can_not_be_a_session_is_reported() -> None:
 
 
 async def test_what_can_not_be_sent_is_the_callers_mistake() -> None:
-    """And the session goes on."""
+    """The session goes on."""
     small = stage(max_message=10)
     async with (
         AsyncSupervisor(small, launch=Workers(echo)) as supervisor,

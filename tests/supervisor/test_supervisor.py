@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.core, pytest.mark.virtual]
 
 
 async def test_each_message_has_its_outputs() -> None:
-    """Zero, one and many replies, and those of an empty message, stay apart."""
+    """Zero, one and many outputs, and those of an empty message, stay apart."""
     async with acting(stage("words")) as supervisor:
         results = await supervisor.submit([b"one", b"", b"two three four", b" ", b"5"])
 
@@ -40,7 +40,7 @@ async def test_each_message_has_its_outputs() -> None:
 
 
 async def test_empty_message_can_be_an_output() -> None:
-    """An output without bytes is one, and not none."""
+    """An empty output is not the same as no output."""
     async with acting(stage("echo")) as supervisor:
         assert outputs(await supervisor.submit([b"", b"x", b""])) == [
             (b"",),
@@ -57,7 +57,7 @@ async def test_nothing_to_submit_gives_nothing() -> None:
 
 
 async def test_any_iterable_can_be_submitted() -> None:
-    """A generator does as well as a list."""
+    """A generator works as well as a list."""
     async with acting(stage("echo")) as supervisor:
         results = await supervisor.submit(b"%d" % n for n in range(3))
 
@@ -108,7 +108,7 @@ async def test_two_hundred_tasks_submit_at_once() -> None:
 
 
 async def test_stream_takes_a_plain_iterable() -> None:
-    """A generator that is no coroutine is read as far as there is room."""
+    """A plain generator is read as far as there is room."""
     async with acting(stage("echo")) as supervisor:
         stream = supervisor.stream(b"%d" % n for n in range(5000))
         results = [result async for result in stream]
@@ -117,7 +117,7 @@ async def test_stream_takes_a_plain_iterable() -> None:
 
 
 async def test_stream_takes_an_async_iterable() -> None:
-    """What comes bit by bit is answered bit by bit."""
+    """Messages that come one by one are answered one by one."""
     answered = anyio.Event()
 
     async def messages() -> AsyncIterator[bytes]:
@@ -162,7 +162,7 @@ async def test_stream_of_nothing_ends() -> None:
 
 
 async def test_error_of_the_input_comes_behind_the_results_before_it() -> None:
-    """What the input raised is raised, as it is, where the input broke."""
+    """The input's error is raised unchanged, after earlier results."""
 
     async def messages() -> AsyncIterator[bytes]:
         yield b"one"
@@ -180,7 +180,7 @@ async def test_error_of_the_input_comes_behind_the_results_before_it() -> None:
 
 
 async def test_error_of_a_plain_iterable_is_raised_too() -> None:
-    """Messages taken in the error's slice are lost with it, none is doubled."""
+    """After the results of all messages before it."""
 
     def messages() -> Iterator[bytes]:
         yield from numbers(1500)
@@ -196,7 +196,7 @@ async def test_error_of_a_plain_iterable_is_raised_too() -> None:
 
 @pytest.mark.parametrize("plainly", [True, False], ids=["plain", "async"])
 async def test_consumer_may_break_off(plainly: bool) -> None:
-    """Input that has no end is read no further, and others go on."""
+    """Endless input is read no further, and others continue."""
     closed = []
 
     def endless() -> Iterator[bytes]:
@@ -225,7 +225,7 @@ async def test_consumer_may_break_off(plainly: bool) -> None:
 
 
 async def test_input_is_left_alone_once_the_stream_is_closed() -> None:
-    """Whoever closes the stream may close the input right after it."""
+    """After closing the stream, a caller may close the input at once."""
 
     async def endless() -> AsyncGenerator[bytes, None]:
         yield b"one"
@@ -241,7 +241,7 @@ async def test_input_is_left_alone_once_the_stream_is_closed() -> None:
 
 
 async def test_consumer_may_be_cancelled() -> None:
-    """A stream that is cancelled takes its input with it, and others go on."""
+    """A cancelled stream closes its input, and others continue."""
     ended = anyio.Event()
 
     async def endless() -> AsyncIterator[bytes]:
@@ -262,19 +262,19 @@ async def test_consumer_may_be_cancelled() -> None:
 
 
 async def test_submit_may_be_cancelled() -> None:
-    """Messages of a caller that is gone are answered to no one."""
+    """Results for a caller that has left are dropped."""
     async with acting(stage("ahead", 2, window=1)) as supervisor:
         with anyio.CancelScope() as scope:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(supervisor.submit, numbers(9))
                 await anyio.lowlevel.checkpoint()
                 scope.cancel()
-        # The first of the cancelled ones is with the worker, which wants two.
+        # The worker has the first of the cancelled messages, and wants two.
     assert scope.cancelled_caught
 
 
 async def test_stream_may_be_left_open_at_the_end_of_the_block() -> None:
-    """Input without end does not keep the supervisor from ending."""
+    """Endless input does not keep the supervisor from ending."""
 
     async def endless() -> AsyncIterator[bytes]:
         yield b"one"
@@ -293,7 +293,7 @@ async def test_stream_may_be_left_open_at_the_end_of_the_block() -> None:
 
 
 async def test_error_in_a_loop_over_a_stream_passes() -> None:
-    """A body that raises leaves the generator open; the block ends all the same."""
+    """A body that raises leaves the generator open; the block still ends."""
 
     async def endless() -> AsyncIterator[bytes]:
         while True:
@@ -315,7 +315,7 @@ async def test_error_in_a_loop_over_a_stream_passes() -> None:
 
 
 async def test_message_with_a_marker_fails_alone() -> None:
-    """It fails with a text that shows which marker and where; the others pass."""
+    """The error shows which marker, and where; the others pass."""
     messages = [b"good", b"ba\0d", b"better", b"worse\n", b"\x17", b"\x05", b"best"]
     async with acting(stage("echo")) as supervisor:
         with anyio.fail_after(10):
@@ -361,7 +361,7 @@ async def test_message_with_a_marker_fails_alone() -> None:
 async def test_bad_messages_anywhere_stop_nothing(
     window: int | None, workers: int
 ) -> None:
-    """However many of them come in a row, what is behind them passes."""
+    """However many come in a row, messages after them pass."""
     messages = [b"bad\n"] * 3 + [b"good", b"bad\n"] * 50 + [b"bad\n"] * 3000 + [b"end"]
     run = stage("echo", window=window, workers=workers)
     async with acting(run) as supervisor:
@@ -372,7 +372,7 @@ async def test_bad_messages_anywhere_stop_nothing(
 
 
 async def test_message_that_is_too_long_fails_alone() -> None:
-    """The text has the size, the limit and the setting."""
+    """The error has the size, the limit and the setting."""
     run = stage("echo", max_message=10)
     async with acting(run) as supervisor:
         results = await supervisor.submit([b"x" * 10, b"x" * 11, b"x"])
@@ -402,13 +402,13 @@ async def test_supervisor_can_be_entered_only_once() -> None:
 
 @pytest.mark.parametrize("wrong", ["python w.py", ["python", "w.py"], None])
 def test_stage_is_expected_first(wrong: object) -> None:
-    """The text shows what was given, and how to make one (issue 22)."""
+    """The error shows what was given, and how to make a stage (issue 22)."""
     with pytest.raises(TypeError, match=r"expected a Stage, got .*; make one with"):
         AsyncSupervisor(wrong)  # type: ignore[arg-type]
 
 
 async def test_supervisor_must_be_entered_first() -> None:
-    """The text shows how."""
+    """The error shows how."""
     supervisor = acting(stage("echo"))
 
     with pytest.raises(
@@ -420,7 +420,7 @@ async def test_supervisor_must_be_entered_first() -> None:
 
 
 async def test_transform_stage_does_not_extract() -> None:
-    """The text names the stage and its kind."""
+    """The error names the stage and its kind."""
     async with acting(stage("echo")) as supervisor:
         with pytest.raises(
             faults.LocalProtocolError,
@@ -430,7 +430,7 @@ async def test_transform_stage_does_not_extract() -> None:
 
 
 async def test_extract_stage_takes_no_messages() -> None:
-    """The text names the stage."""
+    """The error names the stage."""
     async with acting(plain("extract", "one")) as supervisor:
         with pytest.raises(
             faults.LocalProtocolError, match="stage e extracts: it takes no messages"
@@ -439,7 +439,7 @@ async def test_extract_stage_takes_no_messages() -> None:
 
 
 async def test_repr_shows_how_many_workers_live() -> None:
-    """Before, while and after."""
+    """Before, during and after its run."""
     supervisor = acting(stage("echo", workers=2))
     seen = [repr(supervisor)]
     async with supervisor:
@@ -450,7 +450,7 @@ async def test_repr_shows_how_many_workers_live() -> None:
 
 
 async def test_answers_may_take_for_ever() -> None:
-    """Without a limit none is watched for."""
+    """Without a limit no deadline is set."""
     run = stage("echo", timeout=Timeouts(message=None))
     async with acting(run) as supervisor:
         assert outputs(await supervisor.submit([b"one"])) == [(b"one",)]

@@ -1,5 +1,5 @@
 """
-The supervisor with a dialect that no code above ``protocol`` was written for.
+The supervisor with a dialect for which no code above ``protocol`` was written.
 
 Its workers run in memory and on a virtual clock.
 """
@@ -57,7 +57,7 @@ def stage(**settings: Any) -> Stage:  # noqa: ANN401 - passed on
 
 
 async def capitals(worker: ScriptedWorker) -> int:
-    """Answer each message with its capitals."""
+    """Answer each message in capitals."""
     toy = ToyWorker(worker)
     await toy.say(Ready("capitals"))
     async for message in toy.messages():
@@ -66,7 +66,7 @@ async def capitals(worker: ScriptedWorker) -> int:
 
 
 async def backwards(worker: ScriptedWorker) -> int:
-    """Answer three messages at a time, the last one first; the last ones at the end."""
+    """Answer messages in threes, the last first, and the rest at the end."""
     toy = ToyWorker(worker)
     await toy.say(Ready())
     held: list[tuple[int, bytes]] = []
@@ -82,7 +82,7 @@ async def backwards(worker: ScriptedWorker) -> int:
 
 
 async def test_results_come_in_input_order_although_workers_answer_in_any() -> None:
-    """Outputs that were passed on early are in front."""
+    """Outputs that were passed on early come first."""
     messages = [b"%d" % n for n in range(29)] + [b"30!"]
     async with AsyncSupervisor(stage(), launch=ScriptedLaunch(backwards)) as supervisor:
         results = await supervisor.submit(messages)
@@ -92,7 +92,7 @@ async def test_results_come_in_input_order_although_workers_answer_in_any() -> N
 
 
 async def test_exchanges_of_one_key_are_not_open_at_once() -> None:
-    """A worker that has several may end them in any order (issue 22)."""
+    """A worker with several exchanges may end them in any order (issue 22)."""
     count = 60
     open_, most = Counter[int](), Counter[int]()
     run = AnnotatedRun(
@@ -131,7 +131,7 @@ async def test_exchanges_of_one_key_are_not_open_at_once() -> None:
 
 
 async def test_worker_refuses_one_message_and_lives_on() -> None:
-    """The refusal has the worker's own words, and costs no restart."""
+    """The error has the worker's own reason, and no restart is needed."""
 
     async def choosy(worker: ScriptedWorker) -> int:
         toy = ToyWorker(worker)
@@ -156,7 +156,7 @@ async def test_worker_refuses_one_message_and_lives_on() -> None:
 
 
 async def test_question_in_the_middle_of_an_exchange_is_answered() -> None:
-    """By whoever embeds the supervisor; an error of his is the answer, too."""
+    """By the embedding program; its error is an answer, too."""
     answers: list[CommitAnswered] = []
     stored: list[object] = []
 
@@ -196,7 +196,7 @@ async def test_question_in_the_middle_of_an_exchange_is_answered() -> None:
 
 
 async def test_question_behind_the_farewell_is_answered() -> None:
-    """What a worker stores last it stores when it is asked to end (issue 22)."""
+    """A worker may store a last position when it is asked to end (issue 22)."""
     heard: list[object] = []
 
     async def asks_last(worker: ScriptedWorker) -> int:
@@ -220,7 +220,7 @@ async def test_question_behind_the_farewell_is_answered() -> None:
 
 
 async def ask_while_it_stores(*, hangs: bool) -> tuple[tuple[bytes, ...], float]:
-    """Return the outputs of a worker that has a position stored, and what they took."""
+    """Return outputs and duration of a message whose worker has a position stored."""
 
     async def asks(worker: ScriptedWorker) -> int:
         toy, current = ToyWorker(worker), 0
@@ -262,14 +262,14 @@ async def ask_while_it_stores(*, hangs: bool) -> tuple[tuple[bytes, ...], float]
 
 
 async def test_no_deadline_runs_while_a_position_is_stored() -> None:
-    """It is we who are slow then (issue 22)."""
+    """The delay is the supervisor's then (issue 22)."""
     outputs, took = await ask_while_it_stores(hangs=False)
     assert outputs == (b"ok",)
     assert took == pytest.approx(125, abs=0.1)
 
 
 async def test_deadline_runs_on_behind_a_position_that_was_stored() -> None:
-    """What was left of it before is left."""
+    """It continues with what was left before."""
     outputs, took = await ask_while_it_stores(hangs=True)
     assert not outputs
     assert took == pytest.approx(130, abs=0.1)
@@ -302,7 +302,7 @@ async def test_idle_heartbeat_is_answered_at_once() -> None:
 
 
 async def test_worker_without_heartbeat_is_replaced_while_it_is_busy() -> None:
-    """The session has a timer of its own; what the worker held is tried again."""
+    """The session has its own timer; messages that the worker held are tried again."""
     events: list[SupervisorEvent] = []
 
     async def falls_silent(worker: ScriptedWorker) -> int:
@@ -327,7 +327,7 @@ async def test_worker_without_heartbeat_is_replaced_while_it_is_busy() -> None:
 
 
 async def test_exchange_that_takes_too_long_is_cancelled_alone() -> None:
-    """The worker is notified and lives on; the message has its retries, then its error."""
+    """The worker is notified and lives on; only that message fails."""
     cancelled: list[Cancelled] = []
 
     async def slow_at_one(worker: ScriptedWorker) -> int:
@@ -364,7 +364,7 @@ async def test_exchange_that_takes_too_long_is_cancelled_alone() -> None:
 
 
 async def test_all_that_was_open_when_a_worker_died_is_suspected() -> None:
-    """Each is tried alone, so only the one at fault fails."""
+    """Each is tried alone, so only the message at fault fails."""
 
     async def dies(worker: ScriptedWorker) -> int:
         toy = ToyWorker(worker)
@@ -391,7 +391,7 @@ async def test_all_that_was_open_when_a_worker_died_is_suspected() -> None:
 
 
 async def test_stop_ladder_begins_with_the_farewell() -> None:
-    """Who leaves at that gets no signal; who does not gets them all."""
+    """A worker that exits then gets no signal; one that does not gets all of them."""
 
     async def stays(worker: ScriptedWorker) -> int:
         worker.ignored.add(SIGTERM)
@@ -409,12 +409,12 @@ async def test_stop_ladder_begins_with_the_farewell() -> None:
 
     assert (polite.workers[0].signals, polite.workers[0].returncode) == ([], 0)
     assert stubborn.workers[0].signals == [SIGTERM, SIGKILL]
-    # The farewell, the closed stdin, SIGTERM: each had its time.
+    # Farewell, closed stdin, and SIGTERM: each was given its time.
     assert took == pytest.approx(6.0)
 
 
 async def test_worker_that_sends_farewell_gets_no_more() -> None:
-    """It ends what it has; another one does the rest."""
+    """It ends what it has, and another one does the rest."""
 
     async def leaves(worker: ScriptedWorker) -> int:
         toy = ToyWorker(worker)
@@ -439,7 +439,7 @@ async def test_worker_that_sends_farewell_gets_no_more() -> None:
 
 
 async def test_reply_without_end_is_refused() -> None:
-    """Its pieces are held until it is complete, within bounds (issue 10)."""
+    """Its parts are held until it is complete, within limits (issue 10)."""
 
     async def floods(worker: ScriptedWorker) -> int:
         toy = ToyWorker(worker)
@@ -459,7 +459,7 @@ async def test_reply_without_end_is_refused() -> None:
 
 
 async def test_extraction_passes_outputs_on_as_they_come() -> None:
-    """A round that no one wants any more is cancelled, and its worker stays."""
+    """A round that is no longer wanted is cancelled, and its worker stays."""
     cancelled: list[int] = []
 
     async def counts(worker: ScriptedWorker) -> int:
@@ -490,7 +490,7 @@ async def test_extraction_passes_outputs_on_as_they_come() -> None:
     assert len(scripted.workers) == 1
 
 
-# --- workers come and go ---------------------------------------------------------------
+# --- changing numbers of workers ------------------------------------------------------
 
 
 async def takes_a_second(worker: ScriptedWorker) -> int:
@@ -513,7 +513,7 @@ def _all(events: MemoryObjectReceiveStream[SupervisorEvent]) -> list[SupervisorE
 
 
 async def test_scale_starts_and_stops_workers() -> None:
-    """Who is too many finishes what he has."""
+    """A surplus worker finishes what it has."""
     scripted = ScriptedLaunch(takes_a_second)
     async with AsyncSupervisor(stage(), launch=scripted) as supervisor:
         results: list[object] = []
@@ -537,7 +537,7 @@ async def test_scale_starts_and_stops_workers() -> None:
 
 
 def test_toy_session_is_what_it_seems() -> None:
-    """What one side sends, the other receives, however it is cut."""
+    """What one side sends is what the other receives, however it is cut."""
     ours, theirs = ToySession(Side.SUPERVISOR), ToySession(Side.WORKER)
     theirs.send(Ready("toy"))
     for byte in b"".join(theirs.data_to_send()):

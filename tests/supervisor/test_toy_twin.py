@@ -1,8 +1,7 @@
 """
-The toy dialect in processes, on pipes and, as its twin, over a socket.
+The toy dialect in processes: on pipes and, as its twin, over a socket.
 
-What comes of a stage does not show which: nothing above ``protocol`` and ``transport``
-asks.
+A stage's results do not show which: nothing above ``protocol`` and ``transport`` asks.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ TWINS = pytest.mark.parametrize(
 
 
 def stage(dialect: ToyDialect, how: str = "loud", **settings: Any) -> Stage:  # noqa: ANN401
-    """Return a stage of the program."""
+    """Return a stage that runs the toy program."""
     command = (sys.executable, "-S", "-m", "tests.supervisor.toy_program", how)
     return Stage(
         name="t",
@@ -48,7 +47,7 @@ def stage(dialect: ToyDialect, how: str = "loud", **settings: Any) -> Stage:  # 
 
 @TWINS
 async def test_messages_are_answered(dialect: ToyDialect) -> None:
-    """In their order, by two workers, with what they refuse (issue 22)."""
+    """In order, by two workers, including refusals (issue 22)."""
     messages = [b"m%d" % n for n in range(40)]
     messages[7] = b"no"
     async with AsyncSupervisor(stage(dialect, workers=2)) as supervisor:
@@ -77,7 +76,7 @@ async def test_worker_that_is_killed_is_replaced(dialect: ToyDialect) -> None:
 
 @TWINS
 async def test_worker_that_does_not_announce_itself(dialect: ToyDialect) -> None:
-    """The dialect has words for what it did (issue 22)."""
+    """The dialect describes what it did (issue 22)."""
     run = stage(dialect, "mute", timeout=Timeouts(start=0.2))
     async with AsyncSupervisor(run) as supervisor:
         with supervisor.events() as events:
@@ -90,7 +89,7 @@ async def test_worker_that_does_not_announce_itself(dialect: ToyDialect) -> None
 
 
 def test_first_frame_identifies_the_worker() -> None:
-    """A part of it nothing yet; another one is a breach."""
+    """A part of it is not enough yet; any other frame breaks the protocol."""
     connector = ToyConnector()
     assert connector.identity(b'["hello", "t-1"') is None
     assert connector.identity(b'["hello", "t-1"]\n["beat"]') == "t-1"

@@ -1,12 +1,12 @@
 """
-A dialect that is all the marker dialect is not, as small as can be.
+A dialect as different from the marker dialect, and as small, as possible.
 
-Exchanges end in any order, both sides send heartbeats, a worker may refuse, ask a
-question in the middle of its work, and both send a farewell. A frame is a line of JSON.
-Its twin sends all of that over a socket.
+Exchanges end in any order, both sides send heartbeats and a farewell, and a worker may
+refuse, or ask a question in the middle of its work. A frame is a line of JSON. Its twin
+sends the same over a socket.
 """
 
-# ruff: noqa: D102 - the seam documents what these do
+# ruff: noqa: D102 - the interface documents these
 from __future__ import annotations
 
 import json
@@ -40,7 +40,7 @@ NAMES = {kind: name for name, kind in FRAMES.items()}
 
 
 class ToySession:
-    """One conversation; control overtakes data."""
+    """One conversation; control frames overtake data."""
 
     in_order: Final = False
     unprompted: Final = True
@@ -95,7 +95,7 @@ class ToySession:
         self._held = b""
 
     def peer_exited(self, clean: bool, now: float) -> None:
-        """Do nothing: each exchange is ended in words."""
+        """Do nothing: each exchange has an explicit end."""
 
     def events_received(self) -> list[e.Event]:
         events, self._events = self._events, []
@@ -118,7 +118,7 @@ class ToySession:
         if isinstance(event, e.Ended | e.Cancelled):
             self.open -= _ids(event)
         data = isinstance(event, e.Opened | e.Added | e.Ended)
-        # What else some need, other dialects have.
+        # Fields that some other dialects need are cut off.
         said = [
             NAMES[type(event)],
             *_text(event[: 3 if isinstance(event, e.Farewell) else 5]),
@@ -159,7 +159,7 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 - whatever a frame holds
 
 
 class ToyDialect(Dialect):
-    """What a stage carries."""
+    """The dialect as a setting of a stage."""
 
     name = "toy"
     shape = Shape.MESSAGE
@@ -194,7 +194,7 @@ class ToyDialect(Dialect):
 
 
 class ToyConnector:
-    """A worker is given where to connect, and a name, which is its first word."""
+    """Tells a worker its endpoint and its name, which its first frame must contain."""
 
     def arguments(
         self, *, app: str, identity: str, endpoint: str, locator: str
@@ -216,14 +216,14 @@ class ToyConnector:
 
 
 class ToyTwin(ToyDialect):
-    """The same, but that its workers connect."""
+    """The same dialect, except that its workers connect."""
 
     name = "toy twin"
     connection = ToyConnector()
 
 
 class ToyWorker:
-    """The worker's side of a session, over a scripted worker; speaks when it is made."""
+    """The worker's side of a session, over a scripted worker."""
 
     def __init__(self, worker: ScriptedWorker) -> None:
         self.session = ToySession(Side.WORKER)
@@ -231,12 +231,12 @@ class ToyWorker:
         self.current = 0
 
     async def say(self, event: e.Event) -> None:
-        """Write an event at once."""
+        """Send an event at once."""
         self.session.send(event)
         await self._worker.write(b"".join(self.session.data_to_send()))
 
     def events(self) -> _Incoming:
-        """Yield what comes, until the supervisor sends farewell or no more."""
+        """Yield events, until the supervisor's farewell or the end of input."""
         return _Incoming(self.session, self._worker)
 
     def messages(self) -> _Messages:
@@ -244,12 +244,12 @@ class ToyWorker:
         return _Messages(self)
 
     async def reply(self, *outputs: bytes) -> None:
-        """Answer the message that came last."""
+        """Answer the last message."""
         await self.say(e.Ended(self.current, [outputs]))
 
 
 class _Incoming:
-    """No generator: a script that leaves its loop would have to close that."""
+    """Not a generator, which a script that leaves its loop would have to close."""
 
     def __init__(self, session: ToySession, worker: ScriptedWorker) -> None:
         self._session, self._worker = session, worker

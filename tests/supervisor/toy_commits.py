@@ -1,13 +1,13 @@
 """
-A dialect whose exchanges are open until the worker has committed them.
+A dialect whose exchanges stay open until the worker has committed them.
 
-A worker is started for a share of the input, and learns where to go on in it. It
-answers records in order, asks to have a position stored, which is how many records of
-the share are done, and may do so once more when it is to end. A frame is a line of
-JSON.
+A worker is started for a share of the input, and is told the position to begin at. It
+answers records in order, and asks to have a position stored, which is the number of
+records of the share that are done; it may do so once more when it is asked to end. A
+frame is a line of JSON.
 """
 
-# ruff: noqa: D102 - the seam documents what these do
+# ruff: noqa: D102 - the interface documents these
 from __future__ import annotations
 
 import json
@@ -35,7 +35,7 @@ class CommittingSession:
         self.owed = 0
         self._begin = share.position if isinstance(share.position, int) else 0
         self._batch = batch
-        self._last = self._ended = 0  # exchanges, in this life
+        self._last = self._ended = 0  # exchanges since this start
         self._ready = False
         self._held = b""
         self._events: list[e.Event] = []
@@ -113,7 +113,7 @@ def _frame(*said: object) -> bytes:
 
 
 class CommittingDialect(Dialect):
-    """What a stage carries."""
+    """The dialect as a setting of a stage."""
 
     name = "committing"
     shape = Shape.COMMITTED
@@ -147,18 +147,18 @@ class CommittingDialect(Dialect):
 
 class Committer:
     """
-    A worker that does what it is given, and commits every so often.
+    A worker that processes what it is given, and commits regularly.
 
     Args:
-        done: What it does goes there, with the place that it has in the share.
-        every: Records between two commits; None: at the end only.
-        die_at: Step of all its lives at which it dies, from 0: a frame that it has
-            read, or written.
+        done: Receives each processed record, with its place in the share.
+        every: Records between two commits; None: only at the end.
+        die_at: The step, counted over all starts from 0, at which it dies; a step is a
+            frame read or written.
         poison: A record that kills it.
 
     Attributes:
-        commits: Positions whose answer it has read.
-        steps: How many there were.
+        commits: Positions for which it has read the answer.
+        steps: The number of steps so far.
 
     """
 
@@ -174,7 +174,7 @@ class Committer:
         self.partings: list[str] = []
         self.steps = 0
         self.begin: int | None = None
-        """Where its share begins, if that was read for it."""
+        """Where its share begins, if that frame was already read."""
         self.done, self._every = done, every
         self._die_at, self._poison = die_at, poison
 
@@ -211,7 +211,7 @@ class Committer:
 
     async def _commit(self, worker: ScriptedWorker, place: int) -> None:
         await self._write(worker, "commit", place)
-        # What was written ahead of the answer is read behind it.
+        # Frames that were sent before the answer are read after it.
         ahead: list[bytes] = []
         while (frame := await self._read(worker))[0] != "stored":
             ahead.append(_frame(*frame))

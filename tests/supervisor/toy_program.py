@@ -1,8 +1,8 @@
 """
-A process that speaks the toy dialect, on its pipes or where it is asked to connect.
+A process that speaks the toy dialect, on its pipes or over the socket it is given.
 
-It answers with capitals; ``no`` it refuses, ``die`` kills it, and to ``how`` it replies
-whether it has a socket or pipes.
+It answers in capitals; ``no`` is refused, ``die`` kills it, and ``how`` is answered
+with whether it has a socket or pipes.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Worker:
     One process.
 
     Args:
-        write: How bytes are written.
-        how: Over what.
+        write: Writes bytes.
+        how: What they are written to: socket or pipes.
 
     """
 
@@ -34,12 +34,12 @@ class Worker:
         self._write = write
 
     def say(self, event: Event) -> None:
-        """Write an event at once."""
+        """Send an event at once."""
         self._session.send(event)
         self._write(b"".join(self._session.data_to_send()))
 
     def hear(self, data: bytes) -> bool:
-        """Answer what came; return whether it goes on."""
+        """Answer received frames; return whether to go on."""
         self._session.receive_data(data, 0.0)
         for event in self._session.events_received():
             match event:
@@ -57,7 +57,7 @@ class Worker:
 
 
 def main(how: str, endpoint: str = "", identity: str = "") -> None:
-    """Work until there is no more: ``how`` is loud or mute."""
+    """Work until the input ends; ``how`` is loud or mute."""
     read: Callable[[int], bytes] = lambda size: os.read(0, size)  # noqa: E731
     write: Callable[[bytes], object] = lambda data: os.write(1, data)  # noqa: E731
     if endpoint:

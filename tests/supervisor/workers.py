@@ -1,9 +1,9 @@
 """
-Stages of the worker program, and ways to look at what became of their processes.
+Stages that run the worker program, and ways to check results and processes.
 
-A behaviour is called by its name: ``silent``, which answers with nothing, as a load
-worker does; ``ranges``, which gives the first so many numbers; a plan for the hostile
-worker; or a function of ``program.py``, which is for what no such plan has.
+A behavior is chosen by its name: ``silent``, which answers with nothing, as a load
+worker does; ``ranges``, which yields the first numbers; a plan for the hostile worker;
+or a function of ``program.py``, for what no such plan can do.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ T = TypeVar("T")
 
 EXIT, STALL, STDERR = FaultKind.EXIT, FaultKind.STALL, FaultKind.STDERR
 ENDLESS: Final = 10**12
-"""Messages to extract, of which no one sees the end."""
+"""A number of messages to extract that no test reaches."""
 PROGRAM: Final = Path(__file__).with_name("program.py")
 QUICK: Final = Timeouts(stop=0.2)
-"""For workers that don't go by themselves."""
+"""For workers that don't exit by themselves."""
 
 
 HOSTILE: Final[Mapping[str, Callable[..., tuple[Fault, ...]]]] = {
@@ -121,13 +121,13 @@ HOSTILE: Final[Mapping[str, Callable[..., tuple[Fault, ...]]]] = {
         Fault(FaultKind.SPIN, at=Moment.END),
     ),
 }
-"""What the hostile worker can do, by name: the faults of its plan."""
+"""The hostile worker's behaviors by name: the faults of its plan."""
 
 
 def command(
     behaviour: str, *arguments: object, mode: Mode = Mode.SINGLE
 ) -> tuple[str, ...]:
-    """Return the command line of a worker that behaves so."""
+    """Return the command line of a worker with this behavior."""
     if behaviour == "silent":
         return hostile_worker(FaultPlan(), mode=mode, transform="nothing")
     if behaviour == "ranges":
@@ -137,13 +137,13 @@ def command(
     if behaviour in HOSTILE:
         plan = FaultPlan(HOSTILE[behaviour](*arguments))
         return hostile_worker(plan, mode=mode)
-    # -S: no site, starts in half the time.
+    # -S skips site, which halves the time of a start.
     words = (sys.executable, "-S", PROGRAM, behaviour, *arguments)
     return tuple(map(str, words))
 
 
 class Settings(TypedDict, total=False):
-    """What may be set of a stage beside its command."""
+    """The settings of a stage besides its command."""
 
     name: str
     kind: StageKind
@@ -167,11 +167,11 @@ ONCE: Final[Settings] = {
     "restart": RestartPolicy(policy="temporary"),
     "on_error": ErrorPolicy(retries=0),
 }
-"""For tests about one life of a worker: it is not started again."""
+"""For tests of a single start of a worker: it is not restarted."""
 
 
 def stage(behaviour: str, *arguments: object, **settings: Unpack[Settings]) -> Stage:
-    """Return a transform stage, called ``t``, whose workers behave so."""
+    """Return a transform stage, called ``t``, with this behavior."""
     settings = {**ONCE, **settings}
     dialect = settings.get("dialect")
     mode = dialect.mode if isinstance(dialect, MarkerDialect) else Mode.SINGLE
@@ -200,7 +200,7 @@ def cyclic(behaviour: str, *arguments: object, **settings: Unpack[Settings]) -> 
 
 
 def numbers(count: int) -> list[bytes]:
-    """Return messages that can be distinguished."""
+    """Return distinct messages."""
     return [b"%d" % n for n in range(count)]
 
 
@@ -212,7 +212,7 @@ def outputs(results: Iterable[Result]) -> list[tuple[bytes, ...]]:
 
 
 def errors(results: Iterable[Result]) -> list[str]:
-    """Return each result's error with its story; an empty text where there is none."""
+    """Return each result's error with its story; empty where there is none."""
     return [told(r.error) if r.error is not None else "" for r in results]
 
 
@@ -222,7 +222,7 @@ def told(error: EtlstageError) -> str:
 
 
 def ends(pid: int) -> bool:
-    """Return whether a process ends soon, or has ended; a zombie has."""
+    """Return whether a process has ended, or does so soon; zombies have ended."""
     try:
         process = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -236,23 +236,23 @@ def ends(pid: int) -> bool:
 
 
 def runs(pid: int) -> bool:
-    """Return whether a process has not ended; a zombie has."""
+    """Return whether a process is running; zombies are not."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
     except FileNotFoundError:
         return False
-    # The name of the program, in parentheses, may be anything.
+    # The program's name, in parentheses, may contain anything.
     return status.rpartition(")")[2].split()[0] not in ("Z", "X")
 
 
 async def collect(seen: list[T], items: AsyncIterable[T]) -> None:
-    """Append items as they come: what came before an error is there then."""
+    """Append items as they come, so that those before an error are kept."""
     async for item in items:
         seen += [item]
 
 
 def open_files() -> set[str]:
-    """Return our open descriptors and what each of them is."""
+    """Return our open descriptors, with what each of them is."""
     found = set()
     for fd in os.listdir("/proc/self/fd"):
         try:

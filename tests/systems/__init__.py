@@ -1,1 +1,1 @@
-"""Whole systems, drawn at random: what they load, whatever is killed meanwhile."""
+"""Whole systems, drawn at random: what they load while processes are killed."""

@@ -1,8 +1,9 @@
 """
 A system: one pipeline, or two with a set of journals between them.
 
-All is drawn: ends, stages, dialects, orders, batches, durable edges, deliveries, epochs,
-and what each message asks for. What is to be loaded and dead-lettered follows from it.
+Everything is drawn: ends, stages, dialects, orders, batches, durable edges,
+deliveries, epochs, and what each message asks the workers for. What must be loaded and
+dead-lettered follows from that.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ ASKED: Final = ("one",) * 40 + ("none", "two", "refuse", "reject", "slow")
 RUN: Final = "application/x-etlstage-run"
 DEADLY: Final = ("die", "die", "print", "hang")
 HANGING: Final = 300
-"""The first so many may ask for a worker that hangs: each takes the deadline thrice."""
+"""Only messages below this number may ask a worker to hang: each takes 3 deadlines."""
 EXACT: Final = ("files", "journal", "epochs")
 """Ends that can load exactly once."""
 FILES: Final = {"files": {"path": "in", "format": "text"}}
@@ -42,12 +43,12 @@ Letters = Counter[tuple[str, int]]
 @dataclass
 class System:
     """
-    What runs in a folder.
+    A system of pipelines that runs in a folder.
 
     Attributes:
-        folder: Where.
-        rows: What is read.
-        pipelines: One, or two of which the second reads what the first appends.
+        folder: Folder of the system's files.
+        rows: Input messages.
+        pipelines: One, or two, of which the second reads what the first appends.
 
     """
 
@@ -57,7 +58,7 @@ class System:
 
     @classmethod
     def draw(cls, folder: Path, dice: random.Random) -> System:
-        """Draw one, and write its files."""
+        """Draw a system, and write its files."""
         system = cls(folder)
         deadly = dice.random() < 0.3
         for n in range(dice.choice([0, 1, 10, 300, 300, 3000])):
@@ -83,7 +84,7 @@ class System:
         (self.folder / "in" / "a.txt").write_text("".join(lines[:half]))
         (self.folder / "in" / "b.txt").write_text("".join(lines[half:]))
         if len(self.pipelines) > 1:
-            # Who reads may be started before there is anything.
+            # The reading pipeline may be started before anything is appended.
             partitions = self.pipelines[0]["load"]["journal"].get("partitions", 1)
             between = self.folder / "between"
             Journals.open(between, partitions=partitions, content_type=RUN).close()
@@ -93,7 +94,7 @@ class System:
 
     @property
     def runs(self) -> dict[str, str]:
-        """What is started, by name, and its file; shards of leases have two runners."""
+        """Pipeline files to run, by name; shards with leases have two runners."""
         files = {p["name"]: f"{p['name']}.yaml" for p in self.pipelines}
         if "leases" in self.pipelines[-1]["load"].get("shards", {}):
             files["other"] = files["b"]
@@ -106,10 +107,10 @@ class System:
 
     def check(self, *, drained: bool, workers_killed: bool) -> str:
         """
-        Return what is wrong with all that was loaded; empty: nothing.
+        Return what is wrong with what was loaded and dead-lettered; empty: nothing.
 
         Args:
-            drained: Whether runs ended by themselves, or were drained.
+            drained: Whether all runs ended by themselves, or were drained.
             workers_killed: Whether workers were killed.
 
         """
@@ -117,7 +118,7 @@ class System:
         wanted, letters = self._expected()
         given_up = set()
         if workers_killed:
-            # A message may have been under way each time: then it is given up.
+            # A message that was in flight at each kill is given up.
             unasked = {letter: dead[letter] for letter in dead.keys() - letters.keys()}
             given_up = {n for (_, n), kinds in unasked.items() if "WorkerLost" in kinds}
         exact = self.exact or (drained and not workers_killed)
@@ -141,7 +142,7 @@ class System:
         return "; ".join(wrong[:5]) + (f" and {len(wrong) - 5} more" * (len(wrong) > 5))
 
     def check_order(self) -> str:
-        """Return what is out of order in files, where each stage keeps an order."""
+        """Return what is out of order in files, if every stage keeps an order."""
         stages = [stage for p in self.pipelines for stage in p["transform"]]
         orders = {stage["order"] for stage in stages} | {"total"}
         load = self.pipelines[-1]["load"]

@@ -1,9 +1,9 @@
 """
-Programs of drawn systems. What a message asks for is in it.
+Workers of drawn systems, which do what each message asks for.
 
-A message has a number, a key, what is to become of it, and the names of the stages that
-it has passed. Each output has a number that never comes again: what is made twice and
-loaded twice is seen to be so.
+A message has a number, a key, what to do with it, and the names of the stages that it
+has passed. Each output also has a random number of its own (``salt``), so the same
+output loaded twice can be told from two outputs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 __all__ = ("LOAD", "OUTPUTS", "WORKERS")
 
 OUTPUTS: Final = {"none": 0, "two": 2}
-"""Of a message that asks for it; of any other there is one."""
+"""Number of outputs, by what a message asks for; any other message has one."""
 
 _SINGLE: Final = """\
 import json, os, random, sys, time
@@ -81,7 +81,7 @@ def extract(request, response):
 cocaine.run({"extract": extract})
 """,
 }
-"""Those that extract and transform."""
+"""Workers that extract and transform, by file name."""
 
 _LOAD: Final = """\
 import json, os, sys
@@ -150,4 +150,4 @@ class Processor(kcl.Processor):
 kcl.run(Processor())
 """,
 }
-"""Those that load."""
+"""Workers that load, and that commit and abort epochs, by file name."""

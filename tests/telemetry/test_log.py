@@ -1,4 +1,4 @@
-"""Where events go: to structlog that the host has set up, else to logging."""
+"""Events go to structlog if the host has set it up, otherwise to logging."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from etlstage.telemetry.log import Log
 
 @pytest.fixture(autouse=True)
 def no_structlog() -> Iterator[None]:
-    """Have structlog as in a program that does not use it."""
+    """Reset structlog, as in a program that does not use it."""
     structlog.reset_defaults()
     yield
     structlog.reset_defaults()
 
 
 def test_event_goes_to_logging(caplog: pytest.LogCaptureFixture) -> None:
-    """As a line, with its values at its end and in the record (issue 11)."""
+    """Its values are at the end of the line, and in the record (issue 11)."""
     Log(stage="clean").bind(worker="clean-1").warning("worker exited", fate="it's gone")
 
     (record,) = caplog.records
@@ -42,7 +42,7 @@ def test_event_goes_to_logging(caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.mark.parametrize("level", ["debug", "info", "warning", "error"])
 def test_level_is_kept(level: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Who sets a level of logging sets it for us, too."""
+    """A level set for logging applies to our events, too."""
     caplog.set_level(logging.INFO)
     getattr(Log(), level)("it")
 
@@ -54,7 +54,7 @@ def test_level_is_kept(level: str, caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_host_with_structlog_gets_events(caplog: pytest.LogCaptureFixture) -> None:
-    """Also when it sets it up later than it imports us."""
+    """The host may set structlog up after it imports etlstage."""
     log = Log(stage="clean")
     with capture_logs() as logs:
         log.info("it")
@@ -64,7 +64,7 @@ def test_host_with_structlog_gets_events(caplog: pytest.LogCaptureFixture) -> No
 
 
 def test_control_characters_are_quoted(caplog: pytest.LogCaptureFixture) -> None:
-    """A line stays one line, and a terminal is given nothing."""
+    """An event stays one line, and can't control a terminal."""
     Log().error("it", line="a\n\x1b[2J", empty="", word="b")
 
     assert caplog.messages == [r"it line='a\n\x1b[2J' empty='' word=b"]
@@ -72,7 +72,7 @@ def test_control_characters_are_quoted(caplog: pytest.LogCaptureFixture) -> None
 
 @pytest.mark.process
 def test_structlog_is_the_hosts_choice() -> None:
-    """One that does not use it does not import it, nor does a task of Spark."""
+    """A host that does not use structlog does not import it, nor does a Spark task."""
     program = "import sys, etlstage.pipeline, etlstage.cli.validate"
     program += "; assert 'structlog' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -22,7 +22,7 @@ def collected(reader: InMemoryMetricReader) -> dict[str, Any]:
 
 @pytest.fixture
 def reader() -> InMemoryMetricReader:
-    """Return what collects the metrics of ``meter``."""
+    """Return the reader that collects the metrics of ``meter``."""
     return InMemoryMetricReader()
 
 
@@ -47,7 +47,7 @@ def test_counter(meter: Meter, reader: InMemoryMetricReader) -> None:
 
 
 def test_gauge(meter: Meter, reader: InMemoryMetricReader) -> None:
-    """It goes down, too, and several may move it."""
+    """Gauges go down, too, and several may change one."""
     for amount in (5, -2):
         meter.gauge("waiting", "", {}).add(amount)
     data = collected(reader)["waiting"].data
@@ -56,7 +56,7 @@ def test_gauge(meter: Meter, reader: InMemoryMetricReader) -> None:
 
 
 def test_histogram(meter: Meter, reader: InMemoryMetricReader) -> None:
-    """With our bounds, not with those of milliseconds."""
+    """The bounds are ours, not the SDK's, which are for milliseconds."""
     for value in (0.5, 1, 3):
         meter.histogram("took_seconds", "", {"stage": "a"}, (1, 2)).observe(value)
     metric = collected(reader)["took_seconds"]
@@ -70,7 +70,7 @@ def test_histogram(meter: Meter, reader: InMemoryMetricReader) -> None:
 def test_supervisors_share_instruments(
     meter: Meter, reader: InMemoryMetricReader, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The SDK has nothing to complain of, and adds up."""
+    """The SDK logs no warning, and adds up the values."""
     for _ in range(2):
         metrics = StageMetrics(meter, "clean")
         metrics.worker_started("clean-1")
@@ -82,7 +82,7 @@ def test_supervisors_share_instruments(
 
 
 def test_default_is_the_process_provider(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The host has set it up, or nothing is measured."""
+    """If the host has not set one up, nothing is measured."""
     asked = []
     from opentelemetry import metrics
 
@@ -109,7 +109,7 @@ def test_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.process
 def test_import_does_not_need_it() -> None:
-    """Soft: who does not use it does not pay for it."""
+    """OpenTelemetry is imported only where it is used."""
     import subprocess
 
     code = "import sys, etlstage.telemetry; sys.exit('opentelemetry' in sys.modules)"

@@ -103,7 +103,7 @@ def test_threads_lose_nothing() -> None:
 
 
 def test_name_in_use_is_refused() -> None:
-    """When the instrument is made, not when somebody scrapes."""
+    """It is refused when the instrument is made, not when the meter is scraped."""
     meter = PrometheusMeter()
     meter.gauge("g", "", {"a": "x"})
     refused: dict[str, Callable[[], object]] = {
@@ -127,7 +127,7 @@ def test_without_prometheus_client(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.process
 def test_import_is_lazy() -> None:
-    """Who makes no meter does not wait for the library."""
+    """A program without a meter does not wait for the library."""
     code = (
         "import sys, etlstage.telemetry; print('prometheus_client' in sys.modules,"
         " etlstage.telemetry.PrometheusMeter() and 'prometheus_client' in sys.modules)"
@@ -139,6 +139,6 @@ def test_import_is_lazy() -> None:
 
 
 def test_it_is_a_meter() -> None:
-    """As the protocol has it."""
+    """It fits the protocol, which mypy checks here."""
     meter: Meter = PrometheusMeter()
     assert meter

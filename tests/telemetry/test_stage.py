@@ -92,13 +92,13 @@ def test_everything() -> None:
 
 
 def test_table_lists_every_metric() -> None:
-    """Name and kind; that there are no others is tested of the page."""
+    """Metrics are listed by name and kind."""
     meter = PrometheusMeter()
     busy(StageMetrics(meter, "clean"))
     types = re.findall("# TYPE (.*) (.*)", meter.render())
     page = Path(etlstage.__file__).parent / "docs/reference/metrics.md"
     listed = re.findall(r"^\| `(\w+)` \| (\w+) \|", page.read_text(), re.MULTILINE)
-    assert set(types) <= set(listed)  # the last of them are of pipelines
+    assert set(types) <= set(listed)  # the page also has those of pipelines
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_table_lists_every_metric() -> None:
     [(0, "0"), (3, "3"), (-15, "SIGTERM"), (-40, "signal 40")],
 )
 def test_status(status: int, label: str) -> None:
-    """As people call it."""
+    """Signals are shown by name."""
     meter = PrometheusMeter()
     StageMetrics(meter, "clean").worker_exited("clean-1", status)
     assert values(meter)[f"worker_exits_total status={label} worker=clean-1"] == 1
@@ -138,7 +138,7 @@ def test_supervisors_on_one_meter() -> None:
 
 
 def test_end_of_a_stage_leaves_no_gauge_behind() -> None:
-    """What the others have set stays."""
+    """The values of other supervisors stay."""
     meter = PrometheusMeter()
     first, second = (StageMetrics(meter, "clean") for _ in range(2))
     for metrics in (first, second):
@@ -154,7 +154,7 @@ def test_end_of_a_stage_leaves_no_gauge_behind() -> None:
 
 
 def test_worker_that_is_gone_holds_nothing() -> None:
-    """No reset is needed; the next one starts from nothing."""
+    """Its gauge is reset; the next worker of its name starts from zero."""
     meter = PrometheusMeter()
     metrics = StageMetrics(meter, "clean")
     metrics.in_flight("clean-1", 4)
@@ -165,7 +165,7 @@ def test_worker_that_is_gone_holds_nothing() -> None:
 
 
 def test_series_are_bounded() -> None:
-    """Workers beyond a number count together: no name is forever."""
+    """Workers beyond a number count together: their names are not kept."""
     meter = PrometheusMeter()
     metrics = StageMetrics(meter, "clean")
     for n in range(1000):
@@ -181,7 +181,7 @@ def test_series_are_bounded() -> None:
 
 
 def test_no_meter() -> None:
-    """Nothing is counted, and nothing is the matter."""
+    """Nothing is counted, and nothing fails."""
     metrics = StageMetrics(None, "clean")
     busy(metrics)
     metrics.close()
@@ -189,7 +189,7 @@ def test_no_meter() -> None:
 
 
 class Broken:
-    """Fails in what is named."""
+    """A meter whose named methods fail."""
 
     def __init__(self, *parts: str) -> None:
         self.parts = parts
@@ -209,7 +209,7 @@ class Broken:
     "parts", [("gauge",), ("counter",), ("histogram",), ("add",), ("observe",)]
 )
 def test_broken_meter_is_logged_once(parts: Sequence[str]) -> None:
-    """The stage goes on."""
+    """The stage continues without the metrics."""
     with capture_logs() as logs:
         metrics = StageMetrics(Broken(*parts), "clean")
         for _ in range(3):
@@ -226,7 +226,7 @@ def test_broken_meter_is_logged_once(parts: Sequence[str]) -> None:
 
 
 def test_meter_that_fails_from_the_start_is_not_asked_again() -> None:
-    """There is nothing to count with."""
+    """Without instruments there is nothing to count with."""
     meter = Broken("gauge")
     with capture_logs():
         metrics = StageMetrics(meter, "clean")
@@ -236,7 +236,7 @@ def test_meter_that_fails_from_the_start_is_not_asked_again() -> None:
 
 
 def test_log_that_is_gone_hurts_no_one_either() -> None:
-    """Both may be the same closed pipe."""
+    """Meter and log may be the same closed pipe."""
 
     def broken(logger: object, method: str, event: EventDict) -> EventDict:
         raise BrokenPipeError
@@ -249,13 +249,13 @@ def test_log_that_is_gone_hurts_no_one_either() -> None:
 
 
 class Asked:
-    """A meter that notes what it is asked for."""
+    """A meter that records the names it is asked for."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
 
     def counter(self, name: str, description: str, labels: Mapping[str, str]) -> Asked:
-        """Note it."""
+        """Record the name."""
         self.names += [name]
         return self
 
@@ -268,7 +268,7 @@ class Asked:
         labels: Mapping[str, str],
         bounds: Sequence[float],
     ) -> Asked:
-        """Note it."""
+        """Record the name."""
         return self.counter(name, description, labels)
 
     def add(self, amount: float, /) -> None:
@@ -278,7 +278,7 @@ class Asked:
 
 
 def test_instruments_are_bound_once() -> None:
-    """What happens often asks the meter for nothing."""
+    """Frequent events don't ask the meter for instruments."""
     meter = Asked()
     metrics = StageMetrics(meter, "clean")
     for worker in ("clean-1", *(f"x-{n}" for n in range(300))):

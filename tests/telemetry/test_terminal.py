@@ -30,18 +30,18 @@ from etlstage.telemetry.terminal import harmless
     ],
 )
 def test_harmless(text: str, expected: str) -> None:
-    """Colours go quietly; what is left of the rest can be read."""
+    """Colours are removed; other control characters are shown as escapes."""
     assert harmless(text) == expected
 
 
 def test_several_lines() -> None:
-    """A traceback keeps its lines, and nothing else that steers."""
+    """A traceback keeps its line ends, and no other control characters."""
     assert harmless("a\r\n\x1b[1mb\u202e\nc", lines=True) == "a\\r\nb\\u202e\nc"
 
 
 @given(st.text(st.sampled_from("\x1b[]P\\0;mA\x07\x9b\r\n a\u202e")))
 def test_nothing_steers_a_terminal(text: str) -> None:
-    """Not even what appears when something else is taken away."""
+    """Removing one sequence must not form another."""
     assert harmless(text).replace("\t", " ").isprintable()
     for line in harmless(text, lines=True).split("\n"):
         assert line.replace("\t", " ").isprintable()

@@ -1,4 +1,4 @@
-"""Spans in the real SDK of OpenTelemetry, and the trace that workers are reported."""
+"""Spans in OpenTelemetry's real SDK, and the trace that is passed to workers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def tell(worker: ScriptedWorker) -> int:
 
 @pytest.fixture
 def spans() -> Iterator[InMemorySpanExporter]:
-    """Return what the spans of a host with the real SDK end up in."""
+    """Return the exporter that collects the spans of a host with the real SDK."""
     exporter = InMemorySpanExporter()
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
@@ -44,7 +44,7 @@ def spans() -> Iterator[InMemorySpanExporter]:
 
 
 def tracer() -> api.Tracer:
-    """Return what the host makes its own spans with."""
+    """Return the tracer for the host's own spans."""
     found = trace._tracer()
     assert found is not None
     return found
@@ -56,7 +56,7 @@ def by_name(spans: InMemorySpanExporter) -> dict[str, ReadableSpan]:
 
 
 async def test_submission_is_a_span_of_its_caller(spans: InMemorySpanExporter) -> None:
-    """With what it was about, and how much of it failed (issue 11)."""
+    """It counts the messages, and those that failed (issue 11)."""
     with tracer().start_as_current_span("request"):
         async with AsyncSupervisor(STAGE, launch=ScriptedLaunch(tell)) as supervisor:
             await supervisor.submit([b"a", b"no", b"b"])
@@ -72,7 +72,7 @@ async def test_submission_is_a_span_of_its_caller(spans: InMemorySpanExporter) -
 
 
 async def test_worker_is_given_its_trace(spans: InMemorySpanExporter) -> None:
-    """That in which its supervisor was entered; ``env:`` may set another."""
+    """It is the trace in which its supervisor was entered; ``env`` may set another."""
     own = Stage(
         name="t", worker=WorkerProgram(command=("none",), env={"TRACEPARENT": PARENT})
     )
@@ -92,7 +92,7 @@ async def test_worker_is_given_its_trace(spans: InMemorySpanExporter) -> None:
 async def test_trace_of_this_process_is_passed_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Without a span, and without OpenTelemetry."""
+    """This needs no span, and no OpenTelemetry."""
     monkeypatch.setenv("TRACEPARENT", PARENT)
     assert trace.current_trace() == {"TRACEPARENT": PARENT}
     with patch.object(trace, "_tracer", lambda: None):
@@ -118,7 +118,7 @@ async def test_error_ends_a_span_as_one(spans: InMemorySpanExporter) -> None:
 
 
 async def test_stream_that_is_left_is_no_error(spans: InMemorySpanExporter) -> None:
-    """It has taken as long as it was read; other spans are not disturbed."""
+    """Its span ends when it is closed, and other spans are not disturbed."""
     async with AsyncSupervisor(STAGE, launch=ScriptedLaunch(tell)) as supervisor:
         with tracer().start_as_current_span("first"):
             results = supervisor.stream([b"a"] * 9)
@@ -130,7 +130,7 @@ async def test_stream_that_is_left_is_no_error(spans: InMemorySpanExporter) -> N
 
 
 def test_stages_are_within_their_run(spans: InMemorySpanExporter) -> None:
-    """A run is one trace."""
+    """The spans of the stages are children of the run's span."""
 
     async def main() -> None:
         stage = Stage(name="t", worker=("cat",))
@@ -149,7 +149,7 @@ def test_stages_are_within_their_run(spans: InMemorySpanExporter) -> None:
 
 
 def test_library_that_is_not_there_is_not_missed() -> None:
-    """Spans are nothing then."""
+    """Without OpenTelemetry spans do nothing."""
     trace._tracer.cache_clear()
     try:
         with patch.dict("sys.modules", {"opentelemetry": None}):

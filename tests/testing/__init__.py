@@ -1,1 +1,1 @@
-"""Tests of the testing kit, and by it of supervision."""
+"""Tests of the testing kit, and of supervision by means of the kit."""

@@ -1,4 +1,4 @@
-"""Look for cases that make a script fail."""
+"""Search for cases that make a script fail."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class _Portal:
     """
     Takes the place of a portal: its event loop runs only during a call.
 
-    In the thread of a portal virtual time would go on between two calls, to where the
-    heartbeat of a worker that is kept is overdue.
+    In the thread of a real portal virtual time would pass between two calls, until the
+    heartbeat of a worker that is kept would be overdue.
     """
 
     _held: Held[Bench]
 
     @contextmanager
     def wrap_async_context_manager(self, bench: Bench) -> Iterator[Bench]:
-        """Have it entered."""
+        """Keep the bench open during the block."""
         self._held = Held(bench, virtual=True)
         self._held.open()
         try:
@@ -43,11 +43,11 @@ class _Portal:
     def call(
         self, function: Callable[[*Args], Coroutine[Any, Any, T]], *arguments: *Args
     ) -> T:
-        """Return what a function returns."""
+        """Run a coroutine function; return its result."""
         found: list[T] = []
 
-        # asyncio formats a task to handle signals: a case of a megabyte, where that is
-        # what the task returns.
+        # asyncio formats the task to handle signals: a megabyte, if the task returned a
+        # case of that size.
         async def find() -> None:
             found.append(await function(*arguments))
 
@@ -61,8 +61,8 @@ def searched(
     """
     Return what is found, however busy the machine is.
 
-    Time is virtual, so that no script hangs. How long is searched is a bound on real
-    time, which would end the search, or the shrinking, before it is done.
+    Time is virtual, so that no script hangs. The search has no limit in real time, as
+    that could end it, or the shrinking, too early.
     """
     portal = nullcontext(_Portal())
     with (

@@ -26,7 +26,7 @@ def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
 
 
 async def test_a_day_takes_no_time() -> None:
-    """It is over for who sleeps, and for no one else."""
+    """It passes on the virtual clock alone."""
     began, clock = time.monotonic(), anyio.current_time()
     await anyio.sleep(86400)
     assert anyio.current_time() - clock == pytest.approx(86400)
@@ -34,7 +34,7 @@ async def test_a_day_takes_no_time() -> None:
 
 
 async def test_who_sleeps_less_wakes_first() -> None:
-    """Whoever began first, and in the same order every time."""
+    """The order in which tasks fell asleep does not matter."""
     woken: list[float] = []
 
     async def sleep(seconds: float) -> None:
@@ -48,7 +48,7 @@ async def test_who_sleeps_less_wakes_first() -> None:
 
 
 async def test_time_stands_still_while_there_is_work() -> None:
-    """However long that takes."""
+    """It passes only while all tasks wait."""
     clock = anyio.current_time()
     with anyio.fail_after(0.000_001):
         for _ in range(1000):
@@ -57,7 +57,7 @@ async def test_time_stands_still_while_there_is_work() -> None:
 
 
 async def test_deadline_is_met_or_missed_by_the_virtual_clock() -> None:
-    """To the microsecond."""
+    """It is exact to the microsecond."""
     with anyio.move_on_after(10) as missed:
         await anyio.sleep(10.000_001)
     with anyio.move_on_after(10) as met:
@@ -95,7 +95,7 @@ def test_loop_waits_for_a_thread_when_it_has_no_timer() -> None:
 
 
 def test_timer_rings_however_late_it_is() -> None:
-    """A float that far ahead is coarser than the loop's resolution: it hung."""
+    """Floats that far ahead are coarser than the loop's resolution: it hung."""
 
     async def main() -> float:
         await anyio.sleep(2**28)
@@ -109,12 +109,12 @@ def test_timer_rings_however_late_it_is() -> None:
 
 
 def drawn(seed: int) -> random.Random:
-    """Return what a seed draws from."""
+    """Return the random numbers of a seed."""
     return random.Random(seed)  # noqa: S311
 
 
 def orders(seed: int) -> list[str]:
-    """Return who came in which order."""
+    """Return the order in which three tasks took their steps."""
     seen: list[str] = []
 
     async def walk(name: str) -> None:
@@ -132,7 +132,7 @@ def orders(seed: int) -> list[str]:
 
 
 def test_order_of_tasks_is_drawn() -> None:
-    """The same from one seed; each task goes through its own steps in order."""
+    """A seed has one order; each task takes its own steps in order."""
     found = [orders(seed) for seed in range(40)]
     assert found == [orders(seed) for seed in range(40)]
     assert len({tuple(seen[:3]) for seen in found}) == 6
@@ -140,7 +140,7 @@ def test_order_of_tasks_is_drawn() -> None:
 
 
 def cancelled(seed: int) -> list[int]:
-    """Return in which order tasks are cancelled that one scope is around."""
+    """Return the order in which the tasks of one scope are cancelled."""
     seen: list[int] = []
 
     async def wait(number: int) -> None:
@@ -162,7 +162,7 @@ def cancelled(seed: int) -> list[int]:
 
 
 def test_order_of_what_is_cancelled_is_drawn() -> None:
-    """Although asyncio and anyio keep it in sets: where things are is no choice."""
+    """Without that it depends on memory addresses, as tasks are kept in sets."""
     ballast = []
     for seed in range(5):
         ballast += [object() for _ in range(seed * 777)]
@@ -173,14 +173,14 @@ def test_order_of_what_is_cancelled_is_drawn() -> None:
 
 
 async def wait_forever() -> None:
-    """Wait for what no one does, and at the end, too."""
+    """Wait for an event that is never set, together with a stubborn task."""
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(wait_stubbornly)
         await anyio.Event().wait()
 
 
 async def wait_stubbornly() -> None:
-    """Wait, and be none the wiser."""
+    """Wait for an event that is never set; sleep even when cancelled."""
     try:
         await anyio.Event().wait()
     finally:
@@ -204,13 +204,13 @@ async def turn_forever() -> None:
 def test_what_can_not_end_is_an_error(
     main: Callable[[], Awaitable[None]], why: str
 ) -> None:
-    """It would be waited for without end."""
+    """Without the error it would run forever."""
     with pytest.raises(RuntimeError, match=why):
         run_virtually(main, draw=drawn(0))
 
 
 def test_order_is_drawn_where_time_is_far_ahead() -> None:
-    """Where floats are far apart, too."""
+    """Floats are far apart there."""
 
     async def main() -> list[int]:
         await anyio.sleep(1e9)  # noqa: ASYNC116 - and then it goes on

@@ -15,7 +15,7 @@ from etlstage.testing.transcript import Channel, Entry
 
 
 def said(*turns: tuple[bytes, bytes], **more: object) -> Recording:
-    """Return a recording of requests and their replies, each written when it can be."""
+    """Return a recording of requests, each followed by its reply."""
     entries: list[Entry] = []
     for request, reply in turns:
         entries += [Entry(Channel.STDIN, request), Entry(Channel.STDOUT, reply)]
@@ -32,7 +32,7 @@ def answered(*messages: bytes) -> Recording:
 
 
 def test_replies_are_compared_one_by_one() -> None:
-    """However they are cut; those that are missing, or too many, differ from none."""
+    """Cuts don't matter; a missing or surplus reply is compared with an empty one."""
     was = said((b"a\n", b"A\n\0"), (b"b\n", b"B\n\0"), (b"c\n", b"\0"))
     now = said((b"a\nb\n", b"A\n\0b\n"), (b"c\n", b"\0\0"), (b"", b"D\n\0"))
     assert list(differences(was, now)) == [
@@ -43,14 +43,14 @@ def test_replies_are_compared_one_by_one() -> None:
 
 
 def test_reply_that_is_not_complete_is_compared() -> None:
-    """A worker that dies in the middle of it has written something."""
+    """A worker that died in the middle of it has written something."""
     was = said((b"a\n", b"A\n\0"), (b"b\n", b"B"))
     now = said((b"a\n", b"A\n\0"), (b"b\n", b"B\n\0"))
     assert list(differences(was, now)) == [Difference(2, b"b\n", b"B", b"B\n\0")]
 
 
 def test_what_a_torn_recording_does_not_have_is_not_compared() -> None:
-    """Its last reply may have been longer, and others may have come."""
+    """Its last reply may have been longer, and others may have followed."""
     was = said((b"a\n", b"A\n\0"), (b"b\n", b"B"), cut="torn", exit=None)
     now = said((b"a\n", b"A\n\0"), (b"b\n", b"B\n\0"), exit=3)
     assert not list(differences(was, now))
@@ -74,7 +74,7 @@ def test_what_a_torn_recording_does_not_have_is_not_compared() -> None:
 def test_ends_are_compared_if_they_are_known(
     was: dict[str, object], now: dict[str, object], text: str
 ) -> None:
-    """And if they are the worker's own doing."""
+    """They must also be the worker's own doing."""
     found = other_end(replace(answered(), **was), replace(answered(), **now))  # type: ignore[arg-type]
     assert found.startswith(text)
     assert bool(found) == bool(text)

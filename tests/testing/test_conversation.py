@@ -33,7 +33,7 @@ WORDS: Final = Markers(b"EOM", b"EOP", b"EOB", b"BNC")
 
 
 def hostile(*faults: Fault, mode: Mode = Mode.SINGLE, **dialect: Any) -> Stage:  # noqa: ANN401
-    """Return a stage of a worker that answers in capitals, but for its faults."""
+    """Return a stage of a worker that answers in capitals, except for its faults."""
     command = hostile_worker(FaultPlan(faults), mode=mode, batch=2, transform="upper")
     return Stage(name="t", worker=command, dialect=MarkerDialect(mode=mode, **dialect))
 
@@ -47,7 +47,7 @@ def python(program: str, **settings: Any) -> Stage:  # noqa: ANN401
 async def test_messages_are_answered_however_they_are_cut(
     cuts: tuple[int, ...] | range,
 ) -> None:
-    """A real process, on either event loop; each piece is a write (issue 12)."""
+    """The process is real, on either event loop; each piece is a write (issue 12)."""
     async with WorkerUnderTest(hostile(markers=WORDS)) as worker:
         assert await worker.exchange([b"one", b""], cuts=cuts) == [
             Reply((b"ONE",)),
@@ -62,7 +62,7 @@ async def test_messages_are_answered_however_they_are_cut(
 
 
 async def test_next_piece_waits_until_the_worker_has_read_the_last() -> None:
-    """Only so does it see the cut, whatever the machine has to do (issue 12)."""
+    """Only then it sees the cut, however busy the machine is (issue 12)."""
     program = (
         "import os\nwhile data := os.read(0, 99):\n os.write(1, b'%d\\n' % len(data))"
     )
@@ -80,7 +80,7 @@ async def test_batch_that_we_close() -> None:
 
 
 async def test_batch_that_the_worker_closes() -> None:
-    """It is given each message when it asks; what is left over is ended (issue 12)."""
+    """Each message is sent when it asks; EOB ends an incomplete batch (issue 12)."""
     async with WorkerUnderTest(hostile(mode=Mode.BATCH_WORKER)) as worker:
         assert await worker.exchange([b"a", b"b", b"c"], cuts=BYTEWISE) == [
             Reply((b"A", b"B")),
@@ -90,7 +90,7 @@ async def test_batch_that_the_worker_closes() -> None:
 
 
 async def test_refusal_is_a_reply() -> None:
-    """With its reason (issue 12)."""
+    """It has its reason (issue 12)."""
     fault = Fault(FaultKind.REFUSE, message=2, data=b"no date")
     async with WorkerUnderTest(hostile(fault)) as worker:
         assert await worker.exchange([b"a", b"b"]) == [
@@ -100,7 +100,7 @@ async def test_refusal_is_a_reply() -> None:
 
 
 async def test_worker_that_streams_has_no_stdin() -> None:
-    """All that it writes, up to its end (issue 12)."""
+    """Its outputs are all that it writes, up to its end (issue 12)."""
     stage = python(
         "print('one\\ntwo')",
         kind=StageKind.EXTRACT,
@@ -112,7 +112,7 @@ async def test_worker_that_streams_has_no_stdin() -> None:
 
 
 async def failure(stage: Stage, *messages: bytes, timeout: float = 10) -> str:  # noqa: ASYNC109
-    """Return the error when these messages are handed over."""
+    """Return the error of an exchange of these messages; empty if there is none."""
     try:
         async with WorkerUnderTest(stage, timeout=timeout) as worker:
             await worker.exchange(messages)
@@ -132,7 +132,7 @@ async def failure(stage: Stage, *messages: bytes, timeout: float = 10) -> str:  
     ids=lambda value: value.kind.value if isinstance(value, Fault) else "",
 )
 async def test_error_shows_what_the_worker_did(fault: Fault, said: str) -> None:
-    """And shows the transcript, with the markers by name (issue 12)."""
+    """It has the transcript, too, with the markers by name (issue 12)."""
     text = await failure(hostile(fault), b"a")
     assert re.match(f"the worker {said}", text)
     assert "stdin   a<EOM>" in text
@@ -158,7 +158,7 @@ async def test_worker_that_closes_its_stdin() -> None:
 
 
 async def test_transcript_shows_stderr_and_cuts() -> None:
-    """In the order in which it happened (issue 12)."""
+    """They are in the order in which they happened (issue 12)."""
     program = (
         "import sys; sys.stderr.write('starting\\n')\n"
         "for line in sys.stdin: print(line, end='\\0')"
@@ -189,7 +189,7 @@ async def test_much_is_shown_by_its_ends() -> None:
 
 
 async def test_signals_and_stdin_are_ours_to_send_and_close() -> None:
-    """In whatever state the session is (issue 12)."""
+    """The state of the session does not matter (issue 12)."""
     stall = Fault(FaultKind.STALL)
     async with WorkerUnderTest(hostile(stall)) as worker:
         await worker.send(Opened(1, [b"a"]))
@@ -204,14 +204,14 @@ async def test_signals_and_stdin_are_ours_to_send_and_close() -> None:
 
 
 async def test_no_one_is_left_behind() -> None:
-    """A worker that is not asked to end is killed at the end of the block (issue 12)."""
+    """A worker that is not asked to end is killed after the block (issue 12)."""
     async with WorkerUnderTest(hostile()) as worker:
         pass
     assert worker.status == -SIGKILL
 
 
 async def test_ready_worker_is_waited_for(tmp_path: Path) -> None:
-    """Where the stage declares that it reports so (issue 12)."""
+    """The stage declares that its workers report when they are ready (issue 12)."""
     mark = tmp_path / "mark"
     program = (
         "import os, pathlib\n"
@@ -236,10 +236,10 @@ async def test_program_that_does_not_start() -> None:
 @pytest.mark.core
 @pytest.mark.virtual
 class TestScripted:
-    """A scripted worker is as good, and takes no time."""
+    """A scripted worker does as well, and takes no real time."""
 
     async def test_script_is_a_worker(self) -> None:
-        """Also one that is slow (issue 12)."""
+        """It may be slow, too (issue 12)."""
 
         async def script(worker: ScriptedWorker) -> None:
             async for message in worker.messages():
@@ -256,7 +256,7 @@ class TestScripted:
 
 
 async def test_session_is_not_given_raw_bytes() -> None:
-    """Half a batch, then what a supervisor would never write (issue 12)."""
+    """``feed`` bypasses it, even in the middle of a batch (issue 12)."""
     async with WorkerUnderTest(hostile(mode=Mode.BATCH_SUPERVISOR)) as worker:
         await worker.send(Opened(1, [b"a"], each=False, ended=False))
         await worker.feed(b"b", b"\n")

@@ -22,7 +22,7 @@ words = stage("words", name="words")
 
 
 async def test_stage_between_two_ends_in_memory() -> None:
-    """What goes in, what comes out, and what the report has of it."""
+    """The ends have the messages and positions, and the report has the counts."""
     source = MemorySource([[b"a b"], Position(1), [b"c"], Position(2)])
     sink = MemorySink()
     report = await Pipeline(name="p", source=source, stages=[words], sink=sink).run()
@@ -36,7 +36,7 @@ async def test_stage_between_two_ends_in_memory() -> None:
 
 
 async def test_source_that_fails() -> None:
-    """What it gave before is there; the output is incomplete."""
+    """The error is in the report, and the output is not finished."""
     failure = SourceFailed("no more", stage="read")
     source = MemorySource([[b"a"], Position(1), failure], name="read")
     sink = MemorySink(name="write")
@@ -49,7 +49,7 @@ async def test_source_that_fails() -> None:
 
 @pytest.mark.parametrize("durable", [True, False])
 async def test_sink_that_is_durable_when_it_is_flushed(*, durable: bool) -> None:
-    """Positions wait for it."""
+    """Messages count as done only when they are durable."""
     sink = MemorySink(durable=durable)
     await sink.write([b"a", b"b"])
     assert (sink.account.received, sink.account.done) == (2, 2 if durable else 0)
@@ -58,7 +58,7 @@ async def test_sink_that_is_durable_when_it_is_flushed(*, durable: bool) -> None
 
 
 async def test_dead_letters_in_memory() -> None:
-    """They are those of a file, and durable when they are synced."""
+    """They are like those of a file, and durable when they are synced."""
     letters = MemoryDeadLetters()
     refuses = replace(words, on_error=ErrorPolicy(budget=ErrorBudget(share=1)))
 
@@ -84,14 +84,14 @@ async def test_dead_letters_in_memory() -> None:
 
 
 async def test_source_reads_on() -> None:
-    """Behind the position that was recorded (issue 14)."""
+    """It resumes after the position that was recorded (issue 14)."""
     source = MemorySource([[b"a"], Position(1), [b"b"], Position(2), [b"c"]])
     source.resume(1)
     assert [item async for item in source.runs()] == [[b"b"], Position(2), [b"c"]]
 
 
 async def test_letters_of_a_start_that_broke_off() -> None:
-    """So many of each stage stay, and others get new names (issue 14)."""
+    """The recorded number of each stage is kept; new letters get new ids (issue 14)."""
     letters = MemoryDeadLetters()
 
     def letter(stage: str, message: bytes) -> DeadLetter:

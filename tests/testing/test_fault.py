@@ -28,7 +28,7 @@ KINDS = st.sampled_from([FaultKind.KILL, FaultKind.HUGE, FaultKind.STOP])
 def test_moment_is_that_of_the_kind_unless_it_is_given(
     fault: Fault, at: Moment
 ) -> None:
-    """So that a plan has only what is special."""
+    """A plan only has to name what differs."""
     assert fault.at is at
 
 
@@ -45,7 +45,7 @@ def test_moment_is_that_of_the_kind_unless_it_is_given(
 def test_size_is_that_of_the_kind_unless_it_is_given(
     kind: FaultKind, size: int | None
 ) -> None:
-    """A kind that has no size has none."""
+    """A kind without a default size has None."""
     assert Fault(kind).size == size
     assert Fault(kind, size=7).size == 7
 
@@ -89,7 +89,7 @@ def test_changed_reply_needs_a_message() -> None:
 
 
 def test_plan_as_text() -> None:
-    """Each byte is a character, which argument and variable can hold."""
+    """Each byte is a character that arguments and variables can hold."""
     fault = Fault(FaultKind.KILL, equals=b"\0\xff\xc3\xa9", start=2)
     assert FaultPlan.of(fault, seed=3).to_json() == (
         '{"seed":3,"faults":[{"kind":"kill","at":"message",'
@@ -99,7 +99,7 @@ def test_plan_as_text() -> None:
 
 
 def test_plan_is_no_place_for_markers() -> None:
-    """A command line may have placeholders, which the supervisor replaces."""
+    """A supervisor would replace placeholders in a command line."""
     plan = FaultPlan.of(Fault(FaultKind.KILL, equals=b"{eom}{eop}{eob}{bnc}{x}"))
     text = plan.to_json()
     assert not any(f"{{{name}}}" in text for name in ("eom", "eop", "eob", "bnc"))
@@ -109,7 +109,7 @@ def test_plan_is_no_place_for_markers() -> None:
 @settings(max_examples=200, deadline=None)
 @given(fault_plans(poison=(b"{eom}", b"\0")), st.builds(Fault, KINDS, contains=ANY))
 def test_plan_survives_the_way_through_text(plan: FaultPlan, fault: Fault) -> None:
-    """And through pickle, for those who start processes otherwise."""
+    """It also survives pickle, for processes that are started in other ways."""
     plan = FaultPlan((*plan.faults, fault), plan.seed)
     assert FaultPlan.from_json(plan.to_json()) == plan
     assert pickle.loads(pickle.dumps(plan)) == plan  # noqa: S301 - our own
@@ -140,7 +140,7 @@ def test_other_text_is_refused(text: str) -> None:
 @settings(max_examples=200, deadline=None)
 @given(fault_plans({FaultKind.KILL, FaultKind.EXTRA_EOP}, max_faults=2))
 def test_drawn_plans_keep_to_what_was_asked_for(plan: FaultPlan) -> None:
-    """Kinds and number."""
+    """Kinds and number of faults are as requested."""
     assert len(plan.faults) <= 2
     assert {f.kind for f in plan.faults} <= {FaultKind.KILL, FaultKind.EXTRA_EOP}
 

@@ -1,7 +1,7 @@
 """
-What a supervisor makes of each fault of a record processor.
+How a supervisor handles each fault of a record processor.
 
-In memory and in virtual time; the processor itself does all as it should.
+Everything runs in memory and in virtual time; the processor itself is sound.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ def anyio_backend() -> tuple[str, dict[str, Any]]:
 
 class Load:
     """
-    A load of eight records, three an action, and what has come of it.
+    A load of eight records, three per action, and what became of it.
 
     Args:
-        faults: What goes wrong; once, in the first process.
+        faults: Injected from outside.
         bugs: Of the processor.
 
     """
@@ -79,7 +79,7 @@ class Load:
         )
 
     async def run(self) -> None:
-        """Give all, and end the shard."""
+        """Deliver all records, and end the shard."""
 
         async def runs() -> AsyncIterator[Run]:
             yield RECORDS
@@ -126,7 +126,7 @@ FIRST: dict[str, Any] = {"message": 5, "start": 1}
     ids=lambda value: value.kind if isinstance(value, Fault) else "",
 )
 async def test_process_that_fails_is_replaced(fault: Fault, said: str) -> None:
-    """All that no checkpoint covered comes again, in order, and ends once."""
+    """Records after the last checkpoint are delivered again, in order, and end once."""
     load = Load(fault)
     await load.run()
     assert load.ended == [*range(8)]
@@ -158,7 +158,7 @@ async def test_process_that_fails_is_replaced(fault: Fault, said: str) -> None:
     ids=lambda fault: fault.kind,
 )
 async def test_process_that_can_go_on_does(fault: Fault) -> None:
-    """No daemon minds what it prints, and a processor tries again."""
+    """Other lines on stdout are ignored, and a processor retries checkpoints."""
     load = Load(fault)
     await load.run()
     assert (load.ended, load.failed) == ([*range(8)], [])
@@ -167,7 +167,7 @@ async def test_process_that_can_go_on_does(fault: Fault) -> None:
 
 
 async def test_checkpoint_that_fails_is_not_stored() -> None:
-    """It is answered, and covers nothing."""
+    """The processor gets an error, and the checkpoint covers nothing."""
     error = b"ShutdownException"
     fault = Fault(FaultKind.FAIL_CHECKPOINT, number=1, start=1, data=error)
     load = Load(fault, bugs=("dies of ShutdownException",))
@@ -188,7 +188,7 @@ async def test_checkpoint_that_fails_is_not_stored() -> None:
     ],
 )
 def test_what_it_can_have(kind: FaultKind, reason: str) -> None:
-    """What is about a shard is done by who gives it."""
+    """Faults of shards can only be injected by ``etlstage kcl simulate``."""
     assert unknown(kind, "kcl").removeprefix(f"{kind} ") == reason
     assert "which dialect marker has not" in unknown(
         FaultKind.FAIL_CHECKPOINT, "marker"
@@ -196,7 +196,7 @@ def test_what_it_can_have(kind: FaultKind, reason: str) -> None:
 
 
 def test_moments() -> None:
-    """Each kind has its own; what is counted there has a number."""
+    """Each kind has its own; only what is counted has a number."""
     with pytest.raises(ConfigError, match="kill can't happen at checkpoint"):
         Fault(FaultKind.KILL, Moment.CHECKPOINT)
     with pytest.raises(ConfigError, match="no_records can't happen at checkpoint"):

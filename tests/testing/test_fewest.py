@@ -8,7 +8,7 @@ pytestmark = pytest.mark.core
 
 
 def test_nothing_is_left_that_is_not_needed() -> None:
-    """However far apart it is (issue 12)."""
+    """Needed items may be far apart (issue 12)."""
     for needed in ({0}, {99}, {3, 50}, {0, 1, 99}, set[int]()):
         assert fewest(range(100), needed.issubset) == sorted(needed)
     assert fewest([], lambda _: True) == []

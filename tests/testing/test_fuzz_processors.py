@@ -25,7 +25,7 @@ ONE: Final = Records((b"",))
 
 
 def search(*bugs: str, examples: int = 60) -> list[Found]:
-    """Return what is found in a script."""
+    """Return the failures that are found in a script."""
     fuzzer = Fuzzer(
         Stage(
             name="worker",
@@ -94,7 +94,7 @@ def search(*bugs: str, examples: int = 60) -> list[Found]:
 def test_bug_is_found(
     bug: str, kind: FailureKind, shortest: list[Records], said: str
 ) -> None:
-    """And shrunk to its known minimum, which fails from a fresh start (issue 25)."""
+    """It is shrunk to its known minimum, which fails from a fresh start (issue 25)."""
     found = search(bug)[0]
     assert (found.failure.kind, found.steady) == (kind, True), found
     assert found.case == Case((*shortest,))
@@ -102,12 +102,12 @@ def test_bug_is_found(
 
 
 def test_sound_processor_passes() -> None:
-    """Whatever its checkpoints are answered with, and however its life ends."""
+    """It does so whatever its checkpoints return, and however its life ends."""
     assert search() == []
 
 
 def test_case_reads_as_a_program() -> None:
-    """What is printed, and what is kept, is the case (issue 25)."""
+    """The printed text, and what is saved, are the same case (issue 25)."""
     step = Records((b"a", b"b"), ("ThrottlingException",), put_as_one=True, end="lost")
     case = Case((ONE, step))
     assert eval(repr(case)).to_plain() == case.to_plain()  # noqa: S307

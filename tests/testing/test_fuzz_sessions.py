@@ -32,14 +32,14 @@ ONE: Final = Call((b"",))
 
 
 class _Mixes(Worker):
-    """A chunk goes to the session that was begun last."""
+    """Adds each chunk to the session that was begun last."""
 
     def add(self, number: int, chunk: bytes) -> None:
         super().add(max(self.open), chunk)
 
 
 class _DiesWhenEmpty(Worker):
-    """As it takes the first byte of a chunk."""
+    """Reads the first byte of a chunk that may be empty."""
 
     def add(self, number: int, chunk: bytes) -> None:
         _ = chunk[0]
@@ -47,7 +47,7 @@ class _DiesWhenEmpty(Worker):
 
 
 class _ForgetsTheThird(Worker):
-    """It has room for two, and forgets how the third ends."""
+    """Does not answer a session that ends while two others are open."""
 
     async def answer(self, number: int, chunks: list[bytes]) -> None:
         if len(self.open) < 2:
@@ -55,7 +55,7 @@ class _ForgetsTheThird(Worker):
 
 
 class _KeepsCount(Worker):
-    """It answers otherwise what comes later."""
+    """Replies with the number of sessions so far."""
 
     count = 0
 
@@ -65,7 +65,7 @@ class _KeepsCount(Worker):
 
 
 class _TakesReadsForFrames(Worker):
-    """What a read ends with is lost."""
+    """Loses the incomplete frame at the end of a read."""
 
     def cut(self, data: bytes) -> Any:  # noqa: ANN401 - frames
         frames = [*super().cut(data)]
@@ -74,7 +74,7 @@ class _TakesReadsForFrames(Worker):
 
 
 class _BreaksWhenCancelled(Worker):
-    """An error for what is cancelled begins a session that was not asked for."""
+    """Ends a session that was never begun when another one is cancelled."""
 
     async def take(self, first: int, second: int, *rest: Any) -> None:  # noqa: ANN401
         if second == self.words.error and first in self.open:
@@ -111,7 +111,7 @@ PLANTED: Final[
 
 
 def search(worker: type[Worker], examples: int = 100, **oracles: Any) -> list[Found]:  # noqa: ANN401
-    """Return what is found in a script."""
+    """Return the failures that are found in a script."""
     dialect = CocaineDialect()
     fuzzer = Fuzzer(
         Stage(name="worker", worker=("no-such-program",), dialect=dialect),
@@ -133,16 +133,16 @@ def test_bug_is_found(
     kind: FailureKind,
     shortest: list[Calls],
 ) -> None:
-    """And shrunk to its known minimum, which fails from a fresh start (issue 15)."""
+    """It is shrunk to its known minimum, which fails from a fresh start (issue 15)."""
     found = search(worker, **oracles)[0]
     assert (found.failure.kind, found.steady) == (kind, True)
-    # One after the other is as short as at once: Hypothesis comes upon either.
+    # Calls in turn are as short as calls at once: Hypothesis may find either.
     at_once = Calls(tuple(call for step in shortest for call in step.calls))
     assert found.case in (SessionCase((*shortest,)), SessionCase((at_once,)))
 
 
 class _Leaves(Worker):
-    """It is gone behind its first answer."""
+    """Exits after its first answer."""
 
     async def leave(self) -> int | None:
         return 3 if self.answered else await super().leave()
@@ -155,7 +155,7 @@ class _Leaves(Worker):
 
 
 async def test_worker_that_has_left_is_at_fault() -> None:
-    """What comes next can't be sent to it; that is no mistake of the sender."""
+    """The next call can't be sent, which is not the sender's mistake."""
     stage = Stage(name="worker", worker=("none",), dialect=CocaineDialect())
     launch = ScriptedLaunch(_Leaves.script)
     async with WorkerUnderTest(stage, launch=launch, timeout=5.0) as worker:
@@ -167,19 +167,19 @@ async def test_worker_that_has_left_is_at_fault() -> None:
 
 
 def upper(message: bytes) -> list[bytes]:
-    """Do what the worker has to do."""
+    """Do what the worker should do."""
     return [message.upper()]
 
 
 def test_sound_worker_passes() -> None:
-    """Whatever is asked of it (issue 15)."""
+    """It does so with every oracle (issue 15)."""
     model = f"{__name__}:upper"
     assert search(Worker, 25, one_output=True, order_free=True, model=model) == []
     assert search(Worker, 10, stateless=True, idempotent=True) == []
 
 
 def test_case_reads_as_a_program() -> None:
-    """What is printed, and what is kept, is the case (issue 15)."""
+    """The printed text, and what is saved, are the same case (issue 15)."""
     step = Calls((Call((b"x",)), Call((), cancelled=True)), turns=(0, 1), cuts=(3,))
     case = SessionCase((step, Calls((ONE,))))
     assert SessionCase is Case
@@ -200,7 +200,7 @@ def test_case_reads_as_a_program() -> None:
 
 
 def test_batch_is_a_session() -> None:
-    """Of as many chunks; what is asked of batches is asked of it (issue 15)."""
+    """It is sent again as one session, single messages as several (issue 15)."""
     dialect = CocaineDialect(batches=True)
     assert has_sessions(dialect)
     said = Calls((Call((b"a", b"b")),)).of([b"A", b"B"], batches=True)

@@ -1,4 +1,4 @@
-"""What ``etlstage expect infer`` reads from recordings, in each dialect that replies."""
+"""What ``etlstage expect infer`` reads from recordings, in dialects with replies."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.protocol.cocaine.scripted import CocaineWorker
 
 
 def recorded(*data: bytes, dialect: Dialect | None = None) -> Recording:
-    """Return a recording in which stdin and stdout take turns, a second each."""
+    """Return a recording in which stdin and stdout take turns, a second apart."""
     channels = (Channel.STDIN, Channel.STDOUT)
     entries = (Entry(channels[n % 2], part, float(n)) for n, part in enumerate(data))
     spoken = dialect or MarkerDialect()
@@ -41,7 +41,7 @@ def read(recording: Recording) -> list[tuple[list[bytes], Sequence[bytes]]]:
 
 
 def test_replies_are_paired_with_messages() -> None:
-    """However both are cut; a refusal is one."""
+    """Cuts don't matter, and a refusal is a reply."""
     recording = recorded(b"a\nb", b"A\n", b"\nc\n", b"\0B\n\0no\x15")
     assert read(recording) == [([b"a"], (b"A",)), ([b"b"], (b"B",)), ([b"c"], ())]
     made = inferred([recording])
@@ -52,7 +52,7 @@ def test_replies_are_paired_with_messages() -> None:
 
 @pytest.mark.parametrize("mode", [Mode.BATCH_SUPERVISOR, Mode.BATCH_WORKER])
 def test_batches_have_one_reply(mode: Mode) -> None:
-    """Whoever closes them; how many outputs a message has is not known."""
+    """Either side may close them; outputs per message are unknown."""
     data = [b"a\nb\n\x17", b"A\nB\n\0"]
     if mode is Mode.BATCH_WORKER:
         data = [b"a\n", b"\x05", b"b\n", b"A\nB\n\0"]
@@ -62,7 +62,7 @@ def test_batches_have_one_reply(mode: Mode) -> None:
 
 
 async def test_sessions_are_exchanges() -> None:
-    """Of dialect cocaine, from its first frame to its last (issue 26)."""
+    """A session of dialect cocaine is one, from first to last frame (issue 26)."""
 
     async def upper(worker: ScriptedWorker) -> int:
         async with CocaineWorker(worker) as cocaine:
@@ -91,7 +91,7 @@ async def test_sessions_are_exchanges() -> None:
 
 
 def test_what_holds_for_all_replies_is_proposed() -> None:
-    """And nothing that one of them breaks."""
+    """A promise that one of them breaks is not."""
     one = recorded(b"1\n2\n1\n", b"[1]\n\0[2]\n\0[1]\n\0")
     assert inferred([one]).contract.promised == ("outputs", "json", "max_seconds")
     assert inferred([one]).contract.stateless
@@ -104,13 +104,13 @@ def test_what_holds_for_all_replies_is_proposed() -> None:
 
 
 def test_what_breaks_the_protocol_is_not_read() -> None:
-    """Nor what comes behind it."""
+    """Nor is anything after it."""
     recording = recorded(b"a\n", b"A\n\0B\n\0", b"b\n", b"C\n\0")
     assert len(read(recording)) <= 1
 
 
 def test_schema_has_types_and_what_is_always_there() -> None:
-    """Of objects also within others; a number may be whole."""
+    """This includes objects within others; integers may be numbers."""
     outputs = [{"a": 1, "b": [{"c": None}]}, {"a": 1.5, "b": [], "d": "x"}]
     said = b"".join(json.dumps(one).encode() + b"\n\0" for one in outputs)
     schema = schema_of([recorded(b"1\n2\n", said)])
@@ -130,7 +130,7 @@ def test_schema_has_types_and_what_is_always_there() -> None:
 
 
 def test_worker_without_replies_is_refused() -> None:
-    """One that extracts, and one that has not replied yet."""
+    """It extracts, or has not replied yet."""
     dialect = MarkerDialect(mode=Mode.PLAIN)
     plain = Recording(stage="s", kind=StageKind.EXTRACT, dialect=dialect)
     with pytest.raises(ConfigError, match="stage s: its worker has no replies"):

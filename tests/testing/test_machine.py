@@ -47,7 +47,7 @@ class Upper(WorkerMachine):
     tested = hostile_worker(REFUSES, transform="upper")
 
     def model(self, asked: bytes | list[bytes]) -> Iterable[bytes]:
-        """Return what it does, to messages and to batches."""
+        """Return the outputs of a message, or of a batch."""
         messages = asked if isinstance(asked, list) else [asked]
         if any(b"x" in message for message in messages):
             raise sdk.Refuse("x")
@@ -55,7 +55,7 @@ class Upper(WorkerMachine):
 
 
 class Suffering(Upper):
-    """The same, which is killed, and worse."""
+    """The same worker, with faults that kill it or cut its output."""
 
     faults = fault_plans(
         {FaultKind.KILL, FaultKind.EXIT, FaultKind.PARTIAL, FaultKind.CUT}
@@ -63,7 +63,7 @@ class Suffering(Upper):
 
 
 class Asking(Upper):
-    """The same, which asks for its batches."""
+    """The same worker, which asks for its batches."""
 
     tested = hostile_worker(REFUSES, mode=Mode.BATCH_WORKER, batch=2, transform="upper")
     options = {  # noqa: RUF012
@@ -73,7 +73,7 @@ class Asking(Upper):
 
 
 class Batches(Upper):
-    """The same, in batches that we close."""
+    """The same worker, with batches that the supervisor closes."""
 
     tested = hostile_worker(REFUSES, mode=Mode.BATCH_SUPERVISOR, transform="upper")
     options = {  # noqa: RUF012
@@ -91,7 +91,7 @@ async def remembers(worker: ScriptedWorker) -> None:
 
 
 class Remembering(WorkerMachine):
-    """A script that keeps a state, and a model with none."""
+    """A script that keeps state, with a model that does not."""
 
     tested = remembers
     keeps_state = True
@@ -102,7 +102,7 @@ class Remembering(WorkerMachine):
 
 
 class Knowing(WorkerMachine):
-    """The same script, and a model that knows; it can't know what was lost."""
+    """The same script, with a model that keeps its state, and drops it at restarts."""
 
     tested = remembers
     keeps_state = True
@@ -113,18 +113,18 @@ class Knowing(WorkerMachine):
         self.asked = 0
 
     def model(self, asked: bytes) -> Iterable[bytes]:
-        """Do as it does."""
+        """Return what the script replies."""
         outputs = [] if asked in self.seen else [asked]
         self.seen.add(asked)
         return outputs
 
     def restarted(self) -> None:
-        """Forget."""
+        """Drop the state."""
         self.seen.clear()
 
     @rule()
     def ask_one_more(self) -> None:
-        """Be a rule of the user's."""
+        """Act as a rule of a user's own."""
         self.asked += 1
         (result,) = self.ask([b"%d" % self.asked])
         expected = tuple(self.model(result.message))
@@ -132,20 +132,20 @@ class Knowing(WorkerMachine):
 
 
 class Wrong(Remembering):
-    """Suffering is no excuse for a reply that is wrong."""
+    """The wrong model, with faults, which are no excuse for a wrong reply."""
 
     faults = st.just(FaultPlan.of(Fault(FaultKind.KILL, message=9)))
 
 
 @pytest.mark.parametrize("machine", [Upper, Suffering, Asking, Batches, Knowing])
 def test_stage_that_does_as_its_model(machine: type[WorkerMachine]) -> None:
-    """Whenever its workers are killed (issue 12)."""
+    """Kills of its workers don't change that (issue 12)."""
     run_state_machine_as_test(machine, settings=FEW)
 
 
 @pytest.mark.parametrize("machine", [Remembering, Wrong])
 def test_stage_that_does_not(machine: type[WorkerMachine]) -> None:
-    """The messages are as short as they can be (issue 12)."""
+    """The failure is shrunk to the shortest messages (issue 12)."""
     with pytest.raises(
         AssertionError, match=r"the model returned \[b''\], the workers"
     ):
@@ -156,7 +156,7 @@ def test_stage_that_does_not(machine: type[WorkerMachine]) -> None:
 
 
 class Given:
-    """What a rule draws."""
+    """Takes the place of Hypothesis' data: it holds what a rule draws."""
 
     def __init__(self, *messages: bytes) -> None:
         self.messages = messages
@@ -168,7 +168,7 @@ class Given:
 
 @contextmanager
 def started(machine: Played) -> Iterator[Played]:
-    """Have its workers run."""
+    """Run the machine's workers during the block."""
     machine.start(cast("st.DataObject", Given()))
     try:
         yield machine
@@ -177,7 +177,7 @@ def started(machine: Played) -> Iterator[Played]:
 
 
 def test_worker_that_is_killed_is_a_new_one() -> None:
-    """And the model is notified (issue 12)."""
+    """The model is notified (issue 12)."""
     data = cast("st.DataObject", Given(b"a"))
     with started(Knowing()) as machine:
         machine.ask_some(data)
@@ -186,7 +186,7 @@ def test_worker_that_is_killed_is_a_new_one() -> None:
 
 
 def test_model_is_notified_of_a_worker_that_is_killed_at_work() -> None:
-    """It has forgotten what it knew (issue 12)."""
+    """The model drops its state then (issue 12)."""
     with started(Knowing()) as machine:
         machine.seen.add(b"z")
         machine.ask_and_kill(cast("st.DataObject", Given(b"a")), 0)
@@ -207,24 +207,24 @@ async def halves(worker: ScriptedWorker) -> None:
 
 
 class Halving(WorkerMachine):
-    """What is given whole, and answered in parts."""
+    """A batch that is submitted as a whole, and answered in parts."""
 
     tested = halves
     options = Batches.options
 
     def model(self, asked: list[bytes]) -> Iterable[bytes]:
-        """Return what is to come of a batch."""
+        """Return the outputs of a batch."""
         return [message.upper() for message in asked]
 
 
 class Excused(Halving):
-    """The same, where faults may be why."""
+    """The same with faults, which may be the reason for the parts."""
 
     faults = st.just(FaultPlan())
 
 
 def test_batch_is_answered_whole() -> None:
-    """Where nothing goes wrong with its workers (issue 12)."""
+    """Parts are allowed only to a machine with faults (issue 12)."""
     data = cast("st.DataObject", Given(b"a", b"b"))
     with started(Excused()) as machine:
         machine.ask_some(data)

@@ -1,4 +1,4 @@
-"""What ``etlstage.testing`` is imported by, and what it imports."""
+"""The names of ``etlstage.testing``, and what is imported for them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import etlstage.testing
 
 
 def test_each_name_has_a_home() -> None:
-    """It is there when it is used (issue 12)."""
+    """It is imported when it is used (issue 12)."""
     for name in etlstage.testing.__all__:
         assert getattr(etlstage.testing, name).__module__.startswith("etlstage.testing")
     assert set(etlstage.testing.__all__) <= set(dir(etlstage.testing))
@@ -21,7 +21,7 @@ def test_each_name_has_a_home() -> None:
 
 
 def test_import_of_the_plugin_brings_nothing() -> None:
-    """Each run of pytest does it, with or without a test of ours (issue 12)."""
+    """Each run of pytest imports it, even without tests of workers (issue 12)."""
     code = (
         "import sys, etlstage.testing.plugin; print([n for n in sys.modules"
         " if n.split('.')[0] in ('anyio', 'hypothesis', 'etlstage')])"

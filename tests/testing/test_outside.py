@@ -1,7 +1,7 @@
 """
 Faults from outside, in memory and in virtual time.
 
-What a worker has sent already, or does meanwhile, must not show.
+What a worker has already written, or does in the meantime, must not be seen.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ def anyio_backend() -> tuple[str, dict[str, Any]]:
 
 
 def stage(**settings: Any) -> Stage:  # noqa: ANN401
-    """Return a stage of scripts."""
+    """Return a stage whose workers are scripts."""
     return staged(("no-such-program",), **settings)
 
 
 class Talk:
-    """A worker that suffers, and what a supervisor sees of it."""
+    """A worker with faults, and what a supervisor sees of it."""
 
     def __init__(
         self, wire: Wire, child: Child, worker: ScriptedWorker, launch: FaultyLaunch
@@ -65,7 +65,7 @@ class Talk:
         self.status: int | None = None
 
     async def wait(self) -> None:
-        """See it to its end."""
+        """Wait for its end."""
         self.status = await self.child.wait()
 
     async def hear(self, seconds: float = 1.0) -> tuple[bytes, bool]:
@@ -87,7 +87,7 @@ async def suffering(
     *faults: Fault,
     **settings: Any,  # noqa: ANN401
 ) -> AsyncIterator[Talk]:
-    """Start a worker."""
+    """Start a worker with faults; kill it after the block."""
     inner = ScriptedLaunch(script)
     launch = FaultyLaunch(inner, {"t": FaultPlan.of(*faults)})
     wire, child = spawn(stage(**settings), "t-1", launch)
@@ -112,7 +112,7 @@ async def leave(worker: ScriptedWorker) -> None:
 
 
 async def test_what_was_sent_before_a_death_does_not_count() -> None:
-    """The worker is killed when it has read the message (issue 12)."""
+    """The worker is killed at the message, so it has not replied (issue 12)."""
     async with suffering(echo, Fault(FaultKind.KILL)) as talk:
         talk.wire.write(b"one\n")
         await anyio.sleep(1)  # the reply waits to be read
@@ -121,7 +121,7 @@ async def test_what_was_sent_before_a_death_does_not_count() -> None:
 
 
 async def test_half_a_reply_that_was_to_be_spoiled_is_not_heard() -> None:
-    """It came with the reply before, and then the worker was killed (issue 12)."""
+    """It was written together with the reply before it (issue 12)."""
 
     async def write(worker: ScriptedWorker) -> None:
         await worker.read()
@@ -134,7 +134,7 @@ async def test_half_a_reply_that_was_to_be_spoiled_is_not_heard() -> None:
 
 
 async def test_death_is_seen_although_the_worker_is_silent() -> None:
-    """Who waits for its reply is woken (issue 12)."""
+    """Waiting for its reply ends (issue 12)."""
     heard: list[tuple[bytes, bool]] = []
     async with suffering(silent, Fault(FaultKind.KILL)) as talk:
 
@@ -150,7 +150,7 @@ async def test_death_is_seen_although_the_worker_is_silent() -> None:
 
 
 async def test_worker_that_stalls_is_sent_nothing_more() -> None:
-    """What is written to it is as good as in its pipe (issue 12)."""
+    """Writing succeeds, as if the bytes were in its pipe (issue 12)."""
     seen: list[bytes] = []
 
     async def note(worker: ScriptedWorker) -> None:
@@ -168,7 +168,7 @@ async def test_worker_that_stalls_is_sent_nothing_more() -> None:
 
 @pytest.mark.parametrize("number", [SIGTERM, SIGKILL])
 async def test_worker_that_stalls_does_not_end_by_itself(number: Any) -> None:  # noqa: ANN401
-    """Not before it is sent a signal, whatever the process does (issue 12)."""
+    """It ends with a signal, even if the process has exited before (issue 12)."""
     async with suffering(leave, Fault(FaultKind.STALL)) as talk:
         talk.wire.write(b"one\n")
         talk.wire.close_write()
@@ -181,7 +181,7 @@ async def test_worker_that_stalls_does_not_end_by_itself(number: Any) -> None:  
 
 
 async def test_pause_is_over_when_the_worker_is_killed() -> None:
-    """A supervisor need not wait for what will not go on (issue 12)."""
+    """A supervisor need not wait for the rest of the pause (issue 12)."""
     async with suffering(echo, Fault(FaultKind.PAUSE, seconds=LONG)) as talk:
         talk.wire.write(b"one\n")
         assert await talk.hear() == (b"", False)
@@ -192,7 +192,7 @@ async def test_pause_is_over_when_the_worker_is_killed() -> None:
 
 
 async def test_pause_delays_the_reply_and_no_heartbeat_comes() -> None:
-    """Then the worker goes on (issue 12)."""
+    """After the pause the worker goes on (issue 12)."""
 
     async def beat(worker: ScriptedWorker) -> None:
         await worker.read()
@@ -210,7 +210,7 @@ async def test_pause_delays_the_reply_and_no_heartbeat_comes() -> None:
 
 
 async def test_only_the_reply_that_it_is_about_is_spoiled() -> None:
-    """Messages may be sent ahead (issue 12)."""
+    """Messages may have been sent ahead (issue 12)."""
     async with suffering(echo, Fault(FaultKind.TWICE, message=2)) as talk:
         talk.wire.write(b"a\nb\nc\n")
         assert await talk.hear() == (b"a\n\0b\n\0b\n\0c\n\0", False)
@@ -219,7 +219,7 @@ async def test_only_the_reply_that_it_is_about_is_spoiled() -> None:
 
 
 async def test_worker_that_works_is_not_idle() -> None:
-    """Only when it has nothing outstanding (issue 12)."""
+    """It is idle only when no reply is outstanding (issue 12)."""
 
     async def work(worker: ScriptedWorker) -> None:
         await worker.read()
@@ -235,7 +235,7 @@ async def test_worker_that_works_is_not_idle() -> None:
 
 
 async def test_end_happens_once() -> None:
-    """However often stdin is closed; then the worker sees its end (issue 12)."""
+    """It does so however often stdin is closed (issue 12)."""
     fault = Fault(FaultKind.GARBAGE, at=Moment.END)
     async with suffering(echo, fault) as talk:
         talk.wire.close_write()
@@ -266,7 +266,7 @@ async def test_worker_that_has_closed_a_pipe_does_not_end_with_its_input(
 
 
 async def test_signal_that_comes_too_late_is_none() -> None:
-    """The account shows how the worker ended (issue 12)."""
+    """The account has the exit status that came first (issue 12)."""
     fault = Fault(FaultKind.EXIT, status=3)
     async with suffering(silent, fault, Fault(FaultKind.STDERR, size=10)) as talk:
         talk.wire.write(b"one\n")
@@ -279,7 +279,7 @@ async def test_signal_that_comes_too_late_is_none() -> None:
 
 
 async def test_flood_of_stderr_comes_in_parts() -> None:
-    """As much as is asked for; each line is whole in the end (issue 12)."""
+    """A read returns as much as it asks for, and no line is torn (issue 12)."""
     fault = Fault(FaultKind.STDERR, at=Moment.START, size=8, data=b"abc")
     async with suffering(silent, fault) as talk:
         await talk.hear()
@@ -289,7 +289,7 @@ async def test_flood_of_stderr_comes_in_parts() -> None:
 
 
 async def test_batch_that_is_asked_for_is_counted_at_its_end() -> None:
-    """Until then no reply is owed that could be spoiled (issue 12)."""
+    """Before that no reply is outstanding that a fault could change (issue 12)."""
     dialect = MarkerDialect(
         mode=Mode.BATCH_SUPERVISOR, markers=Markers(b"<m>", b"<p>", b"<b>", b"<n>")
     )
@@ -312,7 +312,7 @@ async def test_batch_that_is_asked_for_is_counted_at_its_end() -> None:
 
 @pytest.mark.parametrize("kind", [FaultKind.TWICE, FaultKind.CUT])
 async def test_wish_for_more_is_no_reply(kind: FaultKind) -> None:
-    """What is wrong with the reply to a batch is not wrong with it (issue 12)."""
+    """A fault of the batch's reply does not change the BNC before it (issue 12)."""
 
     async def ask(worker: ScriptedWorker) -> None:
         await worker.read()
@@ -332,7 +332,7 @@ async def test_wish_for_more_is_no_reply(kind: FaultKind) -> None:
 
 
 async def test_refusal_is_not_spoiled() -> None:
-    """What is wrong already stays as it is (issue 12)."""
+    """A fault of replies leaves it as it is (issue 12)."""
 
     async def refuse(worker: ScriptedWorker) -> None:
         async for _ in worker.messages():
@@ -344,7 +344,7 @@ async def test_refusal_is_not_spoiled() -> None:
 
 
 async def test_reason_is_what_would_have_been_replied() -> None:
-    """On one line, without markers (issue 12)."""
+    """It is one line, without markers (issue 12)."""
 
     async def answer(worker: ScriptedWorker) -> None:
         async for _ in worker.messages():
@@ -356,14 +356,14 @@ async def test_reason_is_what_would_have_been_replied() -> None:
 
 
 async def test_huge_reply_is_one_message() -> None:
-    """In place of what would have been replied (issue 12)."""
+    """It replaces the worker's own outputs (issue 12)."""
     async with suffering(echo, Fault(FaultKind.HUGE, size=7)) as talk:
         talk.wire.write(b"a\n")
         assert await talk.hear() == (b"xxxxxxx\n\0", False)
 
 
 async def test_dead_extractor_has_given_what_came_before() -> None:
-    """Also where it had written, and ended, long before (issue 12)."""
+    """It may have written everything, and exited, long before (issue 12)."""
 
     async def write(worker: ScriptedWorker) -> None:
         await worker.write(b"a\nb\nc\n")
@@ -374,7 +374,7 @@ async def test_dead_extractor_has_given_what_came_before() -> None:
     }
     async with suffering(write, Fault(FaultKind.EXIT, message=2), **plain) as talk:
         await anyio.sleep(1)
-        assert talk.status is None  # it is not known yet how it is to have ended
+        assert talk.status is None  # which status it has is not decided yet
         assert await talk.hear() == (b"a\n", True)
         await anyio.sleep(1)
         assert talk.status == 1
@@ -385,7 +385,7 @@ async def test_dead_extractor_has_given_what_came_before() -> None:
 
 
 async def test_worker_that_is_never_ready_shows_no_life() -> None:
-    """Nor one that hangs; a supervisor replaces both (issue 12)."""
+    """Nor does one that hangs; a supervisor replaces both (issue 12)."""
 
     async def beat(worker: ScriptedWorker) -> None:
         async with anyio.create_task_group() as tasks:

@@ -13,7 +13,7 @@ from etlstage.testing import Fault, FaultKind, FaultPlan, hostile_worker
 
 pytest_plugins = ["pytester"]
 
-# By its module, so that these tests are about this tree, whatever is installed.
+# Loaded as a module, so that the tests use this tree, whatever is installed.
 OURS: Final = ("-p", "no:etlstage", "-p", "etlstage.testing.plugin")
 ASYNCIO: Final = ("-p", "no:anyio", "-o", "asyncio_default_fixture_loop_scope=function")
 TESTS: Final = """
@@ -92,7 +92,7 @@ def test_fixtures(
     mark: str,
     count: int,
 ) -> None:
-    """With each plugin that runs coroutines, on trio too (issue 12)."""
+    """They work with each plugin that runs coroutines, and on trio (issue 12)."""
     pytester.makepyfile(TESTS.format(mark=mark, worker=worker))
     names = "@pytest.fixture(params=['asyncio', 'trio'])\ndef anyio_backend(request):"
     pytester.makeconftest(f"import pytest\n{names}\n    return request.param\n")
@@ -103,7 +103,7 @@ def test_fixtures(
 def test_failure_shows_what_was_said(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, worker: list[str]
 ) -> None:
-    """Once: the error has it, too, where the worker failed (issue 12)."""
+    """It is shown once, also if the worker's own error has it (issue 12)."""
     monkeypatch.delenv("CI", raising=False)  # there pytest's summary has it again
     pytester.makepyfile(IN_STEP.format(worker=worker))
     ended = pytester.runpytest_subprocess(*OURS, "-p", "no:asyncio", "--tb", "short")
@@ -119,7 +119,7 @@ def test_failure_shows_what_was_said(
 
 
 def test_entry_point_is_there() -> None:
-    """Under the name by which it may be turned off (issue 12)."""
+    """Its name is the one that ``-p no:etlstage`` turns off (issue 12)."""
     project = tomllib.loads(
         Path(__file__).parents[2].joinpath("pyproject.toml").read_text()
     )

@@ -1,4 +1,4 @@
-"""What Hypothesis finds in record processors, one life after another."""
+"""What Hypothesis finds in record processors, over one life after another."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def machine(*bugs: str) -> type[ProcessorMachine]:
 
 
 def test_sound_processor_passes() -> None:
-    """Whatever becomes of its lives (issue 25)."""
+    """It does so however its lives end (issue 25)."""
     run_state_machine_as_test(machine(), settings=MANY)
 
 
@@ -51,8 +51,8 @@ def test_sound_processor_passes() -> None:
     ],
 )
 def test_bug_is_found(bug: str, said: str) -> None:
-    """And reported in the words of who plays the daemon (issue 25)."""
-    # One of five times 20 examples are too few.
+    """It is reported as the simulated daemon sees it (issue 25)."""
+    # In one of five runs 20 examples are too few.
     patient = settings(MANY, max_examples=200)
     with pytest.raises(WorkerMisbehaved, match=said):
         run_state_machine_as_test(machine(bug), settings=patient)

@@ -36,7 +36,7 @@ JOINED: Final = hostile_worker(FaultPlan(), mode=Mode.BATCH_SUPERVISOR)
 
 
 async def clumsy(worker: ScriptedWorker) -> None:
-    """Answer each message with itself, but for a byte that is no ASCII."""
+    """Echo a message, with a byte 0xff replaced; refuse it if it has ``no`` in it."""
     async for message in worker.messages():
         if b"no" in message:
             await worker.refuse("it says no")
@@ -46,13 +46,13 @@ async def clumsy(worker: ScriptedWorker) -> None:
 
 @given_worker(UPPER, settings=FEW, dialect=WORDS)
 def test_process_for_each_example(messages: list[bytes], replies: list[Reply]) -> None:
-    """With the markers of the stage (issue 12)."""
+    """It has the markers of the stage (issue 12)."""
     assert [reply.outputs for reply in replies] == [(m.upper(),) for m in messages]
 
 
 @given_worker(JOINED, settings=FEW, dialect=MarkerDialect(mode=Mode.BATCH_SUPERVISOR))
 def test_example_of_a_batch(messages: list[bytes], replies: list[Reply]) -> None:
-    """One reply to all of them (issue 12)."""
+    """All of its messages have one reply (issue 12)."""
     assert replies == [Reply(tuple(messages))]
 
 
@@ -61,14 +61,14 @@ def test_example_of_a_batch(messages: list[bytes], replies: list[Reply]) -> None
 def test_with_fixtures(
     word: bytes, messages: list[bytes], replies: list[Reply]
 ) -> None:
-    """They come beside the messages; these may be one's own (issue 12)."""
+    """They work beside the messages, which may be given (issue 12)."""
     said = dict(zip(messages, replies, strict=True))
     refused = Reply((), "it says no")
     assert said[word] == (refused if word == b"no" else Reply((b"yes",)))
 
 
 def test_example_that_fails_is_shrunk() -> None:
-    """To one message of one byte (issue 12)."""
+    """One message of one byte is left (issue 12)."""
     last: list[bytes] = []
 
     @given_worker(clumsy, settings=MANY)
@@ -82,7 +82,7 @@ def test_example_that_fails_is_shrunk() -> None:
 
 
 def test_worker_that_does_not_keep_to_the_protocol() -> None:
-    """The test need not look (issue 12)."""
+    """It fails before the test's body runs (issue 12)."""
 
     async def silent(worker: ScriptedWorker) -> None:
         async for _ in worker.messages():
@@ -100,7 +100,7 @@ def test_worker_that_does_not_keep_to_the_protocol() -> None:
 
 
 def test_worker_that_writes_more_at_its_end() -> None:
-    """Each example sees it out (issue 12)."""
+    """Each example includes the worker's end (issue 12)."""
 
     async def bye(worker: ScriptedWorker) -> None:
         await clumsy(worker)
@@ -115,7 +115,7 @@ def test_worker_that_writes_more_at_its_end() -> None:
 
 
 def test_worker_that_takes_too_long() -> None:
-    """How long it may take is for the test to set (issue 12)."""
+    """The test sets the time limit (issue 12)."""
 
     async def stuck(_worker: ScriptedWorker) -> None:
         await anyio.sleep_forever()
@@ -129,7 +129,7 @@ def test_worker_that_takes_too_long() -> None:
 
 
 def test_messages_look_like_markers() -> None:
-    """Those of the stage, which they do not contain (issue 12)."""
+    """They resemble the stage's markers, but don't contain them (issue 12)."""
     seen: set[bytes] = set()
 
     @given_worker(clumsy, settings=settings(MANY, max_examples=50), dialect=WORDS)
@@ -153,7 +153,7 @@ def test_coroutine_is_no_such_test() -> None:
 
 
 def test_reply_that_is_not_as_the_stage_expects() -> None:
-    """The same lines as in the pipeline file (issue 26)."""
+    """``expect`` is that of a pipeline file (issue 26)."""
     contract = ReplyContract(where="this > 0")
 
     @given_worker(clumsy, settings=FEW, messages=st.just([b"1"]), expect=contract)

@@ -37,7 +37,7 @@ MESSAGES = [b"one", b"", b"three", b"x" * 100_000]
 
 
 async def recorded(folder: RecordingFolder, stage: Stage) -> None:
-    """Have a stage answer some messages."""
+    """Record a stage that answers some messages."""
     launch = RecordedLaunch(launch_over_pipes, folder)
     with capture_logs():
         async with AsyncSupervisor(stage, launch=launch) as supervisor:
@@ -45,13 +45,13 @@ async def recorded(folder: RecordingFolder, stage: Stage) -> None:
 
 
 def upper(*faults: Fault) -> Stage:
-    """Return a stage that turns messages into capitals, but for these faults."""
+    """Return a stage that turns messages into capitals, except for these faults."""
     command = hostile_worker(FaultPlan.of(*faults), transform="upper")
     return Stage(name="clean", worker=command)
 
 
 async def test_conversation_is_kept_byte_for_byte(tmp_path: Path) -> None:
-    """Both directions, stderr, and the end."""
+    """So are stderr and the end."""
     stage = upper(Fault(FaultKind.STDERR, message=1, data=b"note"))
     await recorded(RecordingFolder(tmp_path / "recordings"), stage)
     (path,) = (tmp_path / "recordings").iterdir()
@@ -82,7 +82,7 @@ async def test_recording_plays_equal(tmp_path: Path) -> None:
 
 
 async def test_each_start_has_a_file(tmp_path: Path) -> None:
-    """A worker that crashed, and the one in its place."""
+    """There is one of the worker that crashed, and one of its replacement."""
     stage = upper(Fault(FaultKind.SEGFAULT, message=2, start=1))
     await recorded(RecordingFolder(tmp_path), stage)
     names = ("clean-1.1.rec", "clean-1.2.rec")
@@ -92,7 +92,7 @@ async def test_each_start_has_a_file(tmp_path: Path) -> None:
 
 
 async def test_worker_that_was_killed_is_reported_as_such(tmp_path: Path) -> None:
-    """Its exit status is our doing."""
+    """Its exit status was caused by the supervisor."""
     stage = upper(Fault(FaultKind.STALL))
     launch = RecordedLaunch(launch_over_pipes, RecordingFolder(tmp_path))
     with anyio.move_on_after(0.2):
@@ -103,7 +103,7 @@ async def test_worker_that_was_killed_is_reported_as_such(tmp_path: Path) -> Non
 
 
 async def test_secrets_of_the_command_are_concealed(tmp_path: Path) -> None:
-    """As errors conceal them."""
+    """They are concealed as in errors."""
     stage = Stage(name="clean", worker=(*upper().program.command, "--key=hunter22"))
     folder = RecordingFolder(tmp_path)
     folder.secrets = Secrets({"hunter22": "${PASSWORD}"})
@@ -139,7 +139,7 @@ async def test_file_that_is_there_is_kept(tmp_path: Path) -> None:
 async def test_recording_that_can_not_go_on_ends_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A disk that is full, for one: it is reported once; the conversation goes on."""
+    """A full disk, for example, is reported once; the conversation goes on."""
     stage = upper()
     reading, writing = os.pipe()
     monkeypatch.setattr(
@@ -155,23 +155,23 @@ async def test_recording_that_can_not_go_on_ends_alone(
 
 
 class Notebook:
-    """Keeps what is noted."""
+    """Keeps the entries and the end of a recording."""
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
         self.ends: list[tuple[int | None, bool]] = []
 
     def add(self, entry: Entry, /) -> None:
-        """Note it."""
+        """Keep an entry."""
         self.entries.append(entry)
 
     def end(self, exit_: int | None, /, *, stopped: bool) -> None:
-        """Note the end."""
+        """Keep the end."""
         self.ends.append((exit_, stopped))
 
 
 def noted(script: Script, size: int = 100) -> tuple[Wire, Child, Notebook]:
-    """Return what a supervisor has of a worker, and what is noted of that."""
+    """Return a supervisor's ends of a worker, and what is recorded of them."""
     notes = Notebook()
     launch = RecordedLaunch(ScriptedLaunch(script, pipe_size=size), lambda _: notes)
     return *launch(LaunchRequest(("no-such-program",), {})), notes
@@ -185,7 +185,7 @@ async def read_all(worker: ScriptedWorker) -> None:
 
 
 async def test_it_is_noted_whether_the_worker_had_read() -> None:
-    """By that a player knows when to write the next piece."""
+    """A replay thus knows when to write the next piece."""
     wire, child, notes = noted(read_all)
     assert wire.write(b"one") == 3
     assert wire.write(b"four") == 4
@@ -209,7 +209,7 @@ async def test_only_what_was_taken_is_noted() -> None:
 
 
 async def test_end_is_noted_once_with_the_time_since_the_start() -> None:
-    """Who reads at the end may do it again (issue 12)."""
+    """The end may be read again and again (issue 12)."""
     wire, child, notes = noted(read_all)
     wire.close_write()
     await child.wait()
@@ -221,7 +221,7 @@ async def test_end_is_noted_once_with_the_time_since_the_start() -> None:
 
 
 async def test_signal_that_comes_after_the_exit_is_none() -> None:
-    """The exit status is that of the worker then, and not ours (issue 12)."""
+    """The exit status is the worker's own then (issue 12)."""
     wire, child, notes = noted(read_all)
     wire.close_write()
     await child.wait()

@@ -47,7 +47,7 @@ import os
 while chunk := os.read(0, 9999):
     os.write(1, repr(chunk).encode() + b"\\n" + b"\\0" * chunk.count(b"\\n"))
 """
-"""Reports what each read gave it."""
+"""A worker that replies with what each of its reads returned."""
 
 
 async def test_input_is_cut_as_it_was() -> None:
@@ -69,7 +69,7 @@ async def test_what_was_written_ahead_is_written_ahead() -> None:
 
 
 async def test_input_waits_for_replies() -> None:
-    """A message is written behind as many replies as when it was recorded."""
+    """A message is written after as many replies as when it was recorded."""
     played = await play(asked(b"one\n", b"two\n"), hostile_worker(FaultPlan()))
     wire = (Channel.STDIN, Channel.STDOUT)
     passed = [e.channel for e in played.entries if e.data and e.channel in wire]
@@ -101,7 +101,7 @@ async def test_waiting_for_a_reader_is_bounded() -> None:
 
 
 async def test_waiting_for_the_end_is_bounded() -> None:
-    """A worker that does not go, not for SIGTERM either, is killed."""
+    """A worker that does not exit, even on SIGTERM, is killed."""
     fault = Fault(FaultKind.STALL, at=Moment.END)
     command = hostile_worker(FaultPlan.of(Fault(FaultKind.IGNORE_SIGTERM), fault))
     played = await play(asked(b"one\n"), quick(command), grace=0.2)
@@ -130,7 +130,7 @@ async def test_reply_without_end_is_bounded() -> None:
 
 
 async def test_worker_that_dies_ends_it() -> None:
-    """What comes behind is not written; no one waits for more."""
+    """Later input is not written, and no more output is awaited."""
     fault = Fault(FaultKind.EXIT, message=2, status=7)
     played = await play(
         asked(b"one\n", b"two\n", b"three\n"), hostile_worker(FaultPlan.of(fault))
@@ -164,13 +164,13 @@ async def test_grandchild_that_keeps_the_pipes_is_not_waited_for() -> None:
 
 
 async def test_worker_that_can_not_start_is_an_error() -> None:
-    """As everywhere."""
+    """The error is that of a supervisor."""
     with pytest.raises(WorkerStartFailed, match="there is no file"):
         await play(asked(), ["./no-such-worker"])
 
 
 async def test_cancelled_player_leaves_nothing_behind() -> None:
-    """As the fixture of this folder sees to."""
+    """The fixture ``_nothing_is_left`` checks that."""
     command = hostile_worker(FaultPlan.of(Fault(FaultKind.STALL)))
     with anyio.move_on_after(0.2) as scope:
         await play(asked(b"one\n"), command)

@@ -45,7 +45,7 @@ SCHEMAS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("schema", SCHEMAS, ids=str)
 def test_documents_are_as_their_schema_has_it(schema: dict[str, Any]) -> None:
-    """All that are drawn, and some are (issue 26)."""
+    """Some are drawn, and all of them are valid (issue 26)."""
 
     @settings(
         max_examples=15,
@@ -61,13 +61,13 @@ def test_documents_are_as_their_schema_has_it(schema: dict[str, Any]) -> None:
 
 
 def test_schema_that_holds_itself() -> None:
-    """To some depth (issue 26)."""
+    """Its documents are nested to some depth (issue 26)."""
     tree = find(documents(TREE), lambda found: "left" in found)
     assert "n" in tree["left"]
 
 
 def test_schema_that_refers_to_another() -> None:
-    """Nothing is fetched (issue 26)."""
+    """It is refused, and nothing is fetched (issue 26)."""
     for ref in ("other.json", "#/$defs/none"):
         with pytest.raises(ConfigError, match="which is not in it"):
             documents({"properties": {"a": {"$ref": ref}}})

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.core, pytest.mark.virtual]
 
 
 def stage(**settings: Any) -> Stage:  # noqa: ANN401
-    """Return a stage whose command no one runs."""
+    """Return a stage whose command is never run."""
     return staged(("no-such-program",), **settings)
 
 
@@ -40,7 +40,7 @@ ONCE = RestartPolicy(policy="temporary")
 
 
 async def fates(script: Script, **settings: Any) -> list[str]:  # noqa: ANN401
-    """Return what becomes of a message when a worker does that, just once."""
+    """Return the errors of a message whose worker is this script, and not restarted."""
     with capture_logs():
         async with AsyncSupervisor(
             stage(restart=ONCE, **settings), launch=ScriptedLaunch(script)
@@ -49,7 +49,7 @@ async def fates(script: Script, **settings: Any) -> list[str]:  # noqa: ANN401
 
 
 async def test_script_answers_messages() -> None:
-    """It has what a program would have; it ends when its input does."""
+    """It has what a program would have, and ends when its input does."""
     launch = ScriptedLaunch(upper)
     async with AsyncSupervisor(stage(), launch=launch) as supervisor:
         (worker,) = launch.running
@@ -66,14 +66,14 @@ async def test_script_answers_messages() -> None:
     "markers", [Markers(b"<m>", b"<p>", b"<b>", b"<n>"), Markers(eop=b"\n")], ids=str
 )
 async def test_markers_are_those_of_the_environment(markers: Markers) -> None:
-    """As they are for programs."""
+    """Scripts read them from there, as programs do."""
     run = stage(dialect=MarkerDialect(markers=markers))
     async with AsyncSupervisor(run, launch=ScriptedLaunch(upper)) as supervisor:
         assert outputs(await supervisor.submit([b"a"])) == [(b"A",)]
 
 
 async def test_script_may_refuse() -> None:
-    """One message, and go on."""
+    """It refuses one message, and goes on."""
 
     async def refuse_bad(worker: ScriptedWorker) -> None:
         async for message in worker.messages():
@@ -91,14 +91,14 @@ async def test_script_may_refuse() -> None:
 
 
 async def test_more_than_fits_passes_through() -> None:
-    """Both sides wait for each other."""
+    """A side that finds a pipe full waits for the other."""
     launch = ScriptedLaunch(upper, pipe_size=3)
     async with AsyncSupervisor(stage(), launch=launch) as supervisor:
         assert outputs(await supervisor.submit([b"abc" * 99])) == [(b"ABC" * 99,)]
 
 
 async def test_returned_status_is_that_of_the_exit() -> None:
-    """Negative for a signal."""
+    """A negative one means a signal."""
 
     async def crash(worker: ScriptedWorker) -> int:
         await worker.read()
@@ -112,7 +112,7 @@ async def test_returned_status_is_that_of_the_exit() -> None:
 
 @pytest.mark.parametrize(("given", "status"), [(3, 3), (None, 0), ("oops", 1)])
 async def test_script_may_exit_from_anywhere(given: object, status: int) -> None:
-    """With a number, nothing or a text, as a program."""
+    """``sys.exit`` takes a number, nothing or a text, as in a program."""
 
     async def leave(worker: ScriptedWorker) -> int:
         await worker.read()
@@ -123,7 +123,7 @@ async def test_script_may_exit_from_anywhere(given: object, status: int) -> None
 
 
 async def test_exception_is_what_it_is_to_a_program() -> None:
-    """A traceback on stderr, and status 1."""
+    """It is a traceback on stderr, and status 1."""
 
     async def fail(worker: ScriptedWorker) -> int:
         await worker.read()
@@ -135,7 +135,7 @@ async def test_exception_is_what_it_is_to_a_program() -> None:
 
 
 async def test_worker_that_stalls_is_signalled() -> None:
-    """After as many virtual seconds as the stage sets."""
+    """The stage's timeout passes in virtual time."""
 
     async def stall(_worker: ScriptedWorker) -> None:
         await anyio.sleep_forever()
@@ -147,7 +147,7 @@ async def test_worker_that_stalls_is_signalled() -> None:
 
 
 async def test_signals_can_be_ignored_but_for_one() -> None:
-    """The ladder of stopping is climbed to its end."""
+    """Stopping goes on to its last step, SIGKILL."""
 
     async def stubborn(worker: ScriptedWorker) -> None:
         worker.ignored.add(SIGTERM)
@@ -163,7 +163,7 @@ async def test_signals_can_be_ignored_but_for_one() -> None:
 
 
 async def test_readiness_and_life_are_shown() -> None:
-    """One that falls silent is replaced; it was given up after its heartbeat."""
+    """A worker that falls silent is replaced when its heartbeat is overdue."""
     silent_after = 100.0
 
     async def beat(worker: ScriptedWorker) -> None:
@@ -185,7 +185,7 @@ async def test_readiness_and_life_are_shown() -> None:
 
 
 async def test_back_off_takes_virtual_time() -> None:
-    """Minutes of it pass at once."""
+    """Minutes of back-off pass at once."""
 
     async def crash(_worker: ScriptedWorker) -> int:
         return 1
@@ -202,7 +202,7 @@ async def test_back_off_takes_virtual_time() -> None:
 
 
 async def test_recycled_worker_is_ended_by_its_stdin() -> None:
-    """The next one is start 2."""
+    """It exits with status 0, and is replaced."""
     launch = ScriptedLaunch(upper)
     run = stage(recycle=RecyclePolicy(max_messages=2, variance=0))
     async with AsyncSupervisor(run, launch=launch) as supervisor:
@@ -212,7 +212,7 @@ async def test_recycled_worker_is_ended_by_its_stdin() -> None:
 
 
 async def test_script_may_close_its_ends_and_live_on() -> None:
-    """What it closes first is reported."""
+    """The end that it closes first is reported."""
 
     async def close_both(worker: ScriptedWorker) -> None:
         await worker.read()
@@ -226,7 +226,7 @@ async def test_script_may_close_its_ends_and_live_on() -> None:
 
 
 def started(script: Script, **request: Any) -> tuple[Wire, Child]:  # noqa: ANN401
-    """Return what a supervisor has of a worker."""
+    """Return a supervisor's ends of a worker."""
     return ScriptedLaunch(script)(LaunchRequest(("no-such-program",), {}, **request))
 
 
@@ -236,7 +236,7 @@ async def stay(_worker: ScriptedWorker) -> None:
 
 
 async def test_first_signal_counts() -> None:
-    """Also before the script has begun; behind it there is no one (issue 12)."""
+    """This holds before the script begins, too; later signals do nothing (issue 12)."""
     for begun in (True, False):
         _, child = started(stay)
         async with anyio.create_task_group() as tasks:
@@ -251,7 +251,7 @@ async def test_first_signal_counts() -> None:
 
 
 async def test_no_one_ignores_sigkill() -> None:
-    """Whatever a script does (issue 12)."""
+    """A script can't change that (issue 12)."""
 
     async def ignore(worker: ScriptedWorker) -> None:
         worker.ignored |= {SIGTERM, SIGKILL}
@@ -267,7 +267,7 @@ async def test_no_one_ignores_sigkill() -> None:
 
 
 async def test_script_that_no_one_waits_for_any_more_is_killed() -> None:
-    """It runs in who waits for it (issue 12)."""
+    """A script runs in the task that waits for it (issue 12)."""
     _, child = started(stay)
     with anyio.move_on_after(1):
         await child.wait()
@@ -275,7 +275,7 @@ async def test_script_that_no_one_waits_for_any_more_is_killed() -> None:
 
 
 async def test_worker_that_is_given_no_stdin_sees_its_end() -> None:
-    """As one that extracts (issue 12)."""
+    """Extract workers are given none (issue 12)."""
 
     async def read(worker: ScriptedWorker) -> int:
         assert await worker.read() == b""
@@ -287,7 +287,7 @@ async def test_worker_that_is_given_no_stdin_sees_its_end() -> None:
 
 
 async def test_end_of_a_long_traceback_is_kept() -> None:
-    """There it reports what was wrong (issue 12)."""
+    """The end states what was wrong (issue 12)."""
 
     async def fail(_worker: ScriptedWorker) -> None:
         raise ValueError("x" * 200_000 + " the end")
@@ -300,7 +300,7 @@ async def test_end_of_a_long_traceback_is_kept() -> None:
 
 
 async def test_status_is_there_where_it_is_asked_for() -> None:
-    """Else what a worker writes there is lost; at its exit it ends (issue 12)."""
+    """Otherwise a worker's status is lost; the stream ends at its exit (issue 12)."""
 
     async def tell(worker: ScriptedWorker) -> None:
         worker.show_life()
@@ -316,7 +316,7 @@ async def test_status_is_there_where_it_is_asked_for() -> None:
 
 
 async def test_launch_can_be_wrapped() -> None:
-    """A program that is gone at its restart, for example."""
+    """A test can simulate a program that is gone at its restart, for example."""
 
     def launch(request: LaunchRequest, /) -> tuple[Wire, Child]:
         raise FileNotFoundError(errno.ENOENT, "No such file or directory")
@@ -327,7 +327,7 @@ async def test_launch_can_be_wrapped() -> None:
 
 
 async def test_extractor_may_write_before_it_is_ready() -> None:
-    """That is read when its round begins, and not lost when it is the first."""
+    """Its output is read once it is ready; what a failed start wrote is dropped."""
 
     async def write(worker: ScriptedWorker) -> int:
         await worker.write(b"1\n2\n")

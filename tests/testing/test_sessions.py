@@ -49,7 +49,7 @@ VERSIONS: Final = [version for version in CocaineVersion if version.words is not
 def test_sessions_arrive_as_they_are_sent(
     data: st.DataObject, version: CocaineVersion
 ) -> None:
-    """In any version, and however the bytes are cut (issue 15)."""
+    """They do so in any version, and however the bytes are cut (issue 15)."""
     dialect = CocaineDialect(protocol=version)
     ours, theirs = (dialect.open(side, Limits()) for side in Side)
     theirs.send(Ready("u"))
@@ -105,25 +105,25 @@ def test_no_frame_is_more_than_a_fault_of_the_peer(
 
 
 async def shouts(worker: ScriptedWorker) -> int:
-    """Be a worker without a bug."""
+    """Run a worker without a bug."""
     return await Worker.script(worker)
 
 
 class Shouting(SessionMachine):
-    """The same."""
+    """The machine of that worker."""
 
     tested = shouts
 
     def model(self, chunks: Sequence[bytes]) -> Iterable[bytes]:
-        """Return what it does."""
+        """Return what the worker replies."""
         return [chunk.upper() for chunk in chunks]
 
 
 class Refusing(Shouting):
-    """A model that knows better."""
+    """A machine whose model refuses what the worker answers."""
 
     def model(self, chunks: Sequence[bytes]) -> Iterable[bytes]:
-        """Refuse whatever there is."""
+        """Refuse any session."""
         raise sdk.Refuse("no")
 
 
@@ -134,7 +134,7 @@ def machine(bug: str) -> type[SessionMachine]:
 
 
 def test_worker_that_does_as_its_model() -> None:
-    """However its sessions overlap, and are cancelled (issue 15)."""
+    """Its sessions may overlap, and be cancelled (issue 15)."""
     run_state_machine_as_test(Shouting, settings=FEW)
 
 

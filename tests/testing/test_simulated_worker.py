@@ -1,4 +1,4 @@
-"""The hostile worker without a process: each fault leads to what it is to lead to."""
+"""The hostile worker without a process: each fault has the effect that it should."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ X = b"x"
 
 
 def upper(message: bytes) -> Iterable[bytes]:
-    """Return the capitals, for each word."""
+    """Return each word in capitals; fail for ``bad``."""
     if message == b"bad":
         raise ValueError("no date")
     return message.upper().split()
@@ -45,7 +45,7 @@ async def run(
     told: list[str] | None = None,
     **settings: Any,  # noqa: ANN401
 ) -> list[Result]:
-    """Return what becomes of messages."""
+    """Return the results of messages when workers have these faults."""
 
     async def script(worker: ScriptedWorker) -> int:
         said = [] if told is None else told
@@ -78,7 +78,7 @@ async def run(
     ],
 )
 async def test_fault_of_a_message(kind: FaultKind, why: str) -> None:
-    """It is lost or refused, and no one else is."""
+    """That message is lost or refused, and no other is."""
     told: list[str] = []
     fault = Fault(kind, equals=X)
     results = await run(fault, messages=[b"a", X, b"c"], told=told)
@@ -111,7 +111,7 @@ async def test_fault_that_costs_nothing(
 
 
 async def test_worker_without_heartbeat_is_replaced() -> None:
-    """As one that never reports that it is ready."""
+    """This one never reports that it is ready."""
     silent = Fault(FaultKind.NEVER_READY, start=1)
     timeout = Timeouts(start=2.0, heartbeat=1.0, stop=0.1)
     (result,) = await run(silent, ready=True, timeout=timeout)
@@ -135,13 +135,13 @@ async def test_batches(*, mode: Mode, eob_then_eom: bool) -> None:
 
 
 async def test_what_its_work_raises_is_a_refusal() -> None:
-    """With the name and the text of the exception."""
+    """The reason has the name and the text of the exception."""
     (result,) = await run(messages=[b"bad"])
     assert "refused the message: ValueError: no date" in str(result.error)
 
 
 async def test_without_err_it_dies_of_what_its_work_raises() -> None:
-    """It can't reject anything."""
+    """It can't refuse anything then."""
     dialect = MarkerDialect(markers=Markers(err=None))
     (result,) = await run(messages=[b"bad"], dialect=dialect)
     assert "exited with status 1" in str(result.error)
@@ -149,7 +149,7 @@ async def test_without_err_it_dies_of_what_its_work_raises() -> None:
 
 @pytest.mark.parametrize("kind", [FaultKind.GRANDCHILD, FaultKind.LEAK])
 async def test_what_takes_a_process_is_refused(kind: FaultKind) -> None:
-    """Before anything is run."""
+    """The error comes before anything is run."""
     stage = Stage(name="t", worker=("simulated",))
 
     async def script(worker: ScriptedWorker) -> int:
@@ -174,7 +174,7 @@ async def test_what_takes_a_process_is_refused(kind: FaultKind) -> None:
 async def test_reply_too_many_is_made_up_for(
     mode: Mode, data: bytes, *, made_up: bool
 ) -> None:
-    """Where it can pass for the end of a batch that goes on for us (issue 12)."""
+    """It may pass for the reply to a batch that the worker ended early (issue 12)."""
     told: list[str] = []
     dialect = MarkerDialect(mode=mode)
     stage = Stage(name="t", worker=("simulated",), dialect=dialect)

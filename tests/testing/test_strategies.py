@@ -1,4 +1,4 @@
-"""What is drawn may be used as it is."""
+"""What the strategies draw can be used as it is."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ echoing = stages(
 
 @given(st.data(), st.sampled_from(MARKER_SETS))
 def test_messages_may_be_sent(data: st.DataObject, markers: Markers) -> None:
-    """Any, and those that are JSON."""
+    """This holds for JSON documents, too."""
     for message in data.draw(batches(markers)):
         assert sendable(message, markers)
     document = data.draw(json_messages(markers))
@@ -50,7 +50,7 @@ def test_messages_may_be_sent(data: st.DataObject, markers: Markers) -> None:
 def test_messages_like_a_sample_may_be_sent(
     data: st.DataObject, markers: Markers
 ) -> None:
-    """Where the sample itself may not be, others are drawn (issue 12)."""
+    """If the sample itself may not be sent, others are drawn (issue 12)."""
     for sample in ([b"EOM", b"a\n\nb"], [b"EOM\n\naab"]):
         assert sendable(data.draw(messages_like(sample, markers)), markers)
     document = data.draw(json_messages_like([b'{"EOM": [1, 2]}'], markers))
@@ -59,7 +59,7 @@ def test_messages_like_a_sample_may_be_sent(
 
 
 def test_what_readers_of_lines_fall_over_is_drawn() -> None:
-    """By default, in as many messages as a short search has (issue 26)."""
+    """By default the messages of a short search suffice (issue 26)."""
     drawn = b""
 
     @seed(1)
@@ -70,7 +70,7 @@ def test_what_readers_of_lines_fall_over_is_drawn() -> None:
         drawn += message + b"|"
 
     draw()
-    # A line feed is what ends a message here, and one behind a carriage return, too.
+    # A line feed ends a message here, also after a carriage return.
     wanted = [end for end in LINE_ENDS if b"\n" not in end]
     assert [end for end in wanted if end not in drawn] == []
     assert b"\x80" in drawn
@@ -78,7 +78,7 @@ def test_what_readers_of_lines_fall_over_is_drawn() -> None:
 
 
 def test_messages_like_a_sample_are_near_it() -> None:
-    """It as it is, or with some of its bytes, or of its parts, changed (issue 12)."""
+    """Some are the sample itself, others have changed bytes or parts (issue 12)."""
     once = settings(
         phases=[Phase.generate], database=None, derandomize=True, max_examples=2000
     )
@@ -103,14 +103,14 @@ def test_messages_like_a_sample_are_near_it() -> None:
 
 @given(st.data(), st.binary(max_size=20))
 def test_reads_are_the_whole_stream(data: st.DataObject, stream: bytes) -> None:
-    """However they are cut, and none of them is empty."""
+    """This holds however it is cut, and no read is empty."""
     reads = data.draw(chunkings(stream))
     assert b"".join(reads) == stream
     assert all(reads)
 
 
 def test_what_is_drawn_shrinks_to_what_is_simple() -> None:
-    """So that a failure shows nothing that does not matter."""
+    """A failure should show nothing that does not matter."""
     assert find(messages(), lambda message: True) == b""
     assert find(messages(), bool) == b"x"
     assert find(messages(), lambda message: max(message, default=0) > 127) == b"\x80"
@@ -131,7 +131,7 @@ def test_ranges_of_requests_leave_no_gap(ends: tuple[int, int], step: int) -> No
 async def test_pipelines_can_be_run(
     drawn: tuple[Pipeline, list[bytes], MemorySink],
 ) -> None:
-    """All that goes in comes out, in order."""
+    """All messages are loaded, in order."""
     pipeline, given, sink = drawn
     await pipeline.run()
     assert sink.messages == given

@@ -11,21 +11,21 @@ IN, OUT, EVENT = Channel.STDIN, Channel.STDOUT, Channel.EVENT
 
 
 def shown(*entries: tuple[Channel, bytes]) -> list[str]:
-    """Return the lines that a person is shown, without their times."""
+    """Return the lines that people are shown, without their times."""
     said = Transcript(Entry(channel, data, 0.5) for channel, data in entries)
     lines = said.shown(MarkerDialect()).splitlines()
     return [line.removeprefix("     0.500  ") for line in lines]
 
 
 def test_what_goes_one_way_is_a_line() -> None:
-    """Of what was written it is seen where it was cut, of what was read not."""
+    """Cuts are shown in what was written, but not in what was read."""
     assert shown(
         (IN, b"o"), (IN, b"ne\n"), (OUT, b"O"), (OUT, b"NE\n\0"), (IN, b"two\n")
     ) == ["stdin   o | ne<EOM>", "stdout  ONE<EOM><EOP>", "stdin   two<EOM>"]
 
 
 def test_each_event_is_a_line() -> None:
-    """Two of them are two things that happened (issue 12)."""
+    """Two events in a row are not joined (issue 12)."""
     assert shown((EVENT, b"stdin was closed"), (EVENT, b"exited with status 0")) == [
         "event   stdin was closed",
         "event   exited with status 0",
@@ -33,7 +33,7 @@ def test_each_event_is_a_line() -> None:
 
 
 def test_much_is_shown_from_both_ends() -> None:
-    """Of many lines, of many bytes; of many pieces how many (issue 12)."""
+    """Many lines or bytes are cut in their middle; pieces are counted (issue 12)."""
     lines = shown(*((IN, b"a\n"), (OUT, b"A\n\0")) * 50)
     assert len(lines) == 31
     assert lines[15].strip() == "... 70 lines ..."
@@ -46,7 +46,7 @@ def test_much_is_shown_from_both_ends() -> None:
 
 
 def test_bytes_are_cut_where_it_is_asked_for() -> None:
-    """Places outside don't count; they may be counted from elsewhere (issue 12)."""
+    """Places outside are ignored; ``offset`` is subtracted from each (issue 12)."""
     assert [*cut(b"abc", (0, 1, 3, 9))] == [b"a", b"bc"]
     assert [*cut(b"abc", BYTEWISE)] == [b"a", b"b", b"c"]
     assert [*cut(b"abc", (5,), offset=3)] == [b"ab", b"c"]

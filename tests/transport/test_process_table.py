@@ -31,7 +31,7 @@ def started() -> Iterator[int]:
         yield process.pid
     finally:
         for pid in pids:
-            with suppress(ProcessLookupError):  # it ends with who it waits for
+            with suppress(ProcessLookupError):  # it ends with the process it waits for
                 os.kill(pid, 9)
         process.wait()
         assert process.stdout is not None
@@ -58,7 +58,7 @@ def test_members_of_a_session_are_found_in_whatever_group() -> None:
 
 
 def test_process_that_is_gone_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor is there anything to see where there is no Linux."""
+    """Nothing is found on systems other than Linux, either."""
     process = subprocess.Popen(["/bin/true"])
     process.wait()
     assert descendants(process.pid) == []
@@ -70,10 +70,10 @@ def test_process_that_is_gone_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_memory_of_a_process() -> None:
-    """As much as all that it has touched; of one that is gone nothing is known."""
+    """All memory that it has touched counts; a process that is gone has None."""
     before = resident_bytes(os.getpid())
     assert before is not None
-    # Not of the heap: what was freed there may be given again.
+    # Not on the heap, which may reuse freed memory.
     with mmap.mmap(-1, 50_000_000, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as touched:
         for _ in range(50):
             touched.write(b"x" * 1_000_000)
@@ -87,7 +87,7 @@ def test_memory_of_a_process() -> None:
 
 
 def test_process_that_only_reads_its_stdin() -> None:
-    """Nothing will come from it; whoever has a child, or does anything else, may."""
+    """It writes nothing more; a process with a child, or a busy one, may."""
     pipe = subprocess.PIPE
     with subprocess.Popen(["/bin/cat"], stdin=pipe, stdout=pipe) as process:
         while not waits_for_stdin(process.pid):

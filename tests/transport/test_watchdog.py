@@ -1,4 +1,4 @@
-"""Folders that do not outlive who made them, and what the next one finds of the dead."""
+"""The watchdog, and folders that do not outlive the process that made them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PATH = {"PATH": "/usr/bin:/bin"}
 
 
 class Kennel:
-    """A watchdog, and processes for it to know of."""
+    """A watchdog, and processes to register with it."""
 
     def __init__(self) -> None:
         self.watchdog = Watchdog()
@@ -56,11 +56,11 @@ class Kennel:
         return process.pid
 
     def read_pid(self) -> int:
-        """Return a pid that the last of them prints."""
+        """Return a PID that the last process prints."""
         return int(self.read_line())
 
     def read_line(self) -> bytes:
-        """Return the line that the last of them prints."""
+        """Return a line that the last process prints."""
         stdout = self._processes[-1].stdout
         assert stdout is not None
         return stdout.readline()
@@ -71,7 +71,7 @@ class Kennel:
         assert select.select([self.watchdog._line], [], [], 10)[0]
 
     def registered(self, pid: int) -> int:
-        """Register it, as its starter does."""
+        """Register a process as its starter does; return its PID."""
         self.watchdog.expect()
         self.watchdog.register(pid)
         return pid
@@ -84,7 +84,7 @@ class Kennel:
             os.waitpid(pid, 0)
 
     def close(self) -> None:
-        """Leave nothing."""
+        """End the watchdog and all processes."""
         self.end()
         for process in self._processes:
             process.kill()
@@ -154,7 +154,7 @@ def test_worker_that_is_being_started_is_killed(kennel: Kennel) -> None:
 
 
 def test_orderly_end_kills_nothing(kennel: Kennel) -> None:
-    """A worker that was to leave a daemon behind may do so."""
+    """A worker that is meant to leave a daemon running may do so."""
     daemon = kennel.start(env={VARIABLE: kennel.watchdog.mark})
     kennel.watchdog.unregister(kennel.registered(kennel.start()))
     kennel.watchdog.expect()
@@ -193,7 +193,7 @@ def test_java_and_folders_go_although_no_worker_runs(
 
 
 def test_java_that_starts_ends_too(kennel: Kennel, tmp_path: Path) -> None:
-    """It does not read yet, and what it was waited for in is removed (issue 23)."""
+    """It ends before its handshake, whose folder is removed, too (issue 23)."""
     waited = tmp_path / "tmp1"
     waited.mkdir()
     (waited / "connection.info").touch()
@@ -218,7 +218,7 @@ def test_java_that_starts_ends_too(kennel: Kennel, tmp_path: Path) -> None:
 def test_java_that_is_deaf_is_killed(
     kennel: Kennel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a while (issue 10)."""
+    """It is killed after a while (issue 10)."""
     deaf = kennel.start(command="/bin/sh -c 'trap : TERM; echo; while :; do :; done'")
     kennel.read_line()
     start = started_at(deaf)
@@ -256,7 +256,7 @@ def test_dead_watchdog_is_replaced_when_it_is_looked_for(
 def test_stopped_watchdog_is_replaced_when_its_answer_is_overdue(
     kennel: Kennel,
 ) -> None:
-    """Until then it has time, and no one is asked twice (issue 10)."""
+    """Until then it is kept, and is asked only once (issue 10)."""
     group = kennel.registered(kennel.start())
     before = kennel.watchdog.pid
     assert before is not None
@@ -274,7 +274,7 @@ def test_stopped_watchdog_is_replaced_when_its_answer_is_overdue(
 
 
 def test_watchdog_that_answers_is_kept(kennel: Kennel) -> None:
-    """Also when we have been away for an hour (issue 10)."""
+    """It does not matter if we were away for an hour (issue 10)."""
     group = kennel.registered(kennel.start())
     pid = kennel.watchdog.pid
     for hour in range(5):
@@ -289,14 +289,14 @@ def test_watchdog_that_answers_is_kept(kennel: Kennel) -> None:
 def test_somebody_elses_watchdog_is_not_looked_for(
     kennel: Kennel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """We are a fork that has not started anything."""
+    """A fork that has not started anything has no watchdog of its own."""
     monkeypatch.setattr(kennel.watchdog, "_owner", 1)
     kennel.watchdog.check(0.0)
     assert kennel.watchdog.pid is None
 
 
 def test_it_is_not_running_before_it_is_needed(kennel: Kennel) -> None:
-    """What has no worker has no watchdog; starting it twice makes one."""
+    """Without workers there is no watchdog; starting it twice makes one."""
     assert kennel.watchdog.pid is None
     kennel.watchdog.unregister(1)
     assert kennel.watchdog.pid is None
@@ -308,7 +308,7 @@ def test_it_is_not_running_before_it_is_needed(kennel: Kennel) -> None:
 
 
 def test_killed_watchdog_is_replaced(kennel: Kennel) -> None:
-    """At the next opportunity; nothing that it knew is forgotten or killed."""
+    """The next registration starts a new one; nothing is forgotten, or killed early."""
     first = kennel.registered(kennel.start())
     kennel.watchdog.expect()
     early = kennel.start(env={VARIABLE: kennel.watchdog.mark})
@@ -349,7 +349,7 @@ def test_replacement_knows_all_before_it_is_there(
 
 
 def test_watchdog_that_does_not_listen_is_replaced(kennel: Kennel) -> None:
-    """We don't wait for one that somebody has stopped, nor does it kill anybody."""
+    """We don't wait for one that was stopped, and its replacement kills nothing."""
     group = kennel.registered(kennel.start())
     before = kennel.watchdog.pid
     assert before is not None
@@ -424,7 +424,7 @@ def test_groups_are_killed_without_a_process_table(
 
 
 def test_lines_may_be_cut_anywhere() -> None:
-    """A socket does not keep them together."""
+    """A socket may split the data between any two bytes."""
     guard = Guard(b"")
     for byte in b"?\n+123\n?\n?\n\n+45\n!\n-123\n?\n":
         guard.learn(bytes([byte]))
@@ -434,7 +434,7 @@ def test_lines_may_be_cut_anywhere() -> None:
 
 
 def test_program_in_a_zip_is_given_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spark ships packages so; Python can't be asked to run such a file."""
+    """Spark ships packages in zip files, from which Python can't run a single file."""
     ((path,),) = [program("guard")]
     assert os.path.isfile(path)
     monkeypatch.setattr(os.path, "isfile", lambda _: False)
@@ -447,7 +447,7 @@ def test_program_in_a_zip_is_given_as_text(monkeypatch: pytest.MonkeyPatch) -> N
 def test_program_that_embeds_python_is_not_run_as_python(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A server would start a second time; the interpreter of its prefix is taken."""
+    """A server would start a second time; its prefix's interpreter is used instead."""
     monkeypatch.setattr("sys.executable", "/usr/sbin/uwsgi")
     monkeypatch.setattr("sys.exec_prefix", "/usr")
     monkeypatch.setattr(os, "access", lambda path, _: path == "/usr/bin/python3")
@@ -461,7 +461,7 @@ def test_program_that_embeds_python_is_not_run_as_python(
 
 
 def test_watchdog_that_somebody_else_has_reaped_is_replaced(kennel: Kennel) -> None:
-    """Its number may be another's by now, so no one is killed."""
+    """Its PID may be another process's by now, so nothing is killed."""
     kennel.watchdog.start()
     pid = kennel.watchdog.pid
     assert pid is not None
@@ -477,7 +477,7 @@ def test_watchdog_that_somebody_else_has_reaped_is_replaced(kennel: Kennel) -> N
 
 
 def test_ours_is_one() -> None:
-    """The supervising process is what it watches."""
+    """Its mark has the PID of this process."""
     assert WATCHDOG.mark.startswith(f"{os.getpid()}.")
 
 
@@ -486,7 +486,7 @@ NOBODY = 1 << 30  # no pid is that large
 
 
 def folder(place: Path, pid: int, start: int, *, kind: str = "spool") -> Path:
-    """Make a folder as that process would have."""
+    """Make a folder with a name as from that process."""
     path = place / f"etlstage-{kind}-{pid}-{start}-{_where()}-abc_123"
     path.mkdir()
     (path / "message").write_text("secret")
@@ -494,12 +494,12 @@ def folder(place: Path, pid: int, start: int, *, kind: str = "spool") -> Path:
 
 
 def known(path: Path) -> bool:
-    """Return whether the watchdog removes it."""
+    """Return whether the watchdog would remove a folder."""
     return b">%s\n" % os.fsencode(path).hex().encode() in WATCHDOG._others
 
 
 def test_folder_names_its_owner(tmp_path: Path) -> None:
-    """It is ours alone, known to the watchdog, and gone behind its use (issue 10)."""
+    """It is private, known to the watchdog, and gone after its use (issue 10)."""
     path = make_scratch("spool", tmp_path)
     assert path.parent == tmp_path
     named = re.fullmatch(r"etlstage-spool-(\d+)-(\d+)-(\w{8})-\w+", path.name)
@@ -514,7 +514,7 @@ def test_folder_names_its_owner(tmp_path: Path) -> None:
 
 
 def test_folder_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where temporary files are."""
+    """It is made among the temporary files, and removed at the end."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with scratch("staging") as path:
         assert path.parent == tmp_path
@@ -525,7 +525,7 @@ def test_folder_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_relative_folder_is_found_from_anywhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The watchdog works elsewhere."""
+    """The watchdog has another working directory."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "here").mkdir()
     path = make_scratch("spool", Path("here"))
@@ -534,7 +534,7 @@ def test_relative_folder_is_found_from_anywhere(
 
 
 def test_what_the_dead_left_is_removed(tmp_path: Path) -> None:
-    """Also if their pid is another's by now; the living keep theirs (issue 10)."""
+    """Dead processes' folders go even if a PID is reused; others stay (issue 10)."""
     start = started_at(US)
     assert start is not None
     dead = folder(tmp_path, NOBODY, 1)
@@ -557,7 +557,7 @@ def test_what_the_dead_left_is_removed(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
 def test_what_others_left_is_theirs(tmp_path: Path) -> None:
-    """Root would be able to remove it."""
+    """Root leaves folders of other users alone, although it could remove them."""
     path = folder(tmp_path, NOBODY, 1)
     os.chown(path, 12345, 12345)
     sweep_scratch(tmp_path)
@@ -565,7 +565,7 @@ def test_what_others_left_is_theirs(tmp_path: Path) -> None:
 
 
 def test_table_in_a_warehouse_is_the_users(tmp_path: Path) -> None:
-    """An empty warehouse is no one's."""
+    """A warehouse that is not empty is kept."""
     full = folder(tmp_path, NOBODY, 1, kind="warehouse")
     empty = folder(tmp_path, NOBODY, 2, kind="warehouse")
     (empty / "message").unlink()

@@ -1,1 +1,1 @@
-"""Workers made with the SDK, run as the processes they are."""
+"""Workers made with the SDK, run as processes."""

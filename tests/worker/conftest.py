@@ -23,7 +23,7 @@ ENVIRONMENT = {
 
 
 class Start(Protocol):
-    """Starts the worker whose source it gets; ``worker`` is imported already."""
+    """Starts a worker from its source, in which ``worker`` is already imported."""
 
     def __call__(
         self, source: str, *arguments: object, env: Mapping[str, str] = ...
@@ -34,7 +34,7 @@ class Start(Protocol):
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Start workers that are gone when the test is over."""
+    """Return a function that starts workers, which are stopped after the test."""
 
     def start(
         source: str, *arguments: object, env: Mapping[str, str] | None = None
@@ -50,7 +50,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 class Fence:
-    """A named pipe: who reads it waits until the fence is opened."""
+    """A named pipe that blocks its reader until the fence is opened."""
 
     def __init__(self, path: Path) -> None:
         os.mkfifo(path)
@@ -60,7 +60,7 @@ class Fence:
         return str(self._path)
 
     def open(self) -> None:
-        """Let go on who waits, and wait for somebody to do so."""
+        """Wait for a reader, and release it."""
         os.close(os.open(self._path, os.O_WRONLY))
 
 

@@ -30,7 +30,7 @@ def test_batches_written_ahead_are_answered_in_order(start: Start) -> None:
 
 
 def test_many_small_batches_in_one_write(start: Start) -> None:
-    """Each gets its EOP."""
+    """Each batch gets its EOP, also if it is empty."""
     stage = start("worker.transform_batch(lambda messages: messages)")
     wire = b"".join(b"m%d\n" % n + b"\x17" * (n % 3) for n in range(6000))
     stage.write(wire)
@@ -39,7 +39,7 @@ def test_many_small_batches_in_one_write(start: Start) -> None:
 
 
 def test_function_is_spared_an_empty_batch(start: Start) -> None:
-    """One EOP for each EOB, as stages written for the page do it."""
+    """An empty batch is answered by EOP without a call of the function."""
     stage = start(SUPERVISOR)
     stage.ask(b"\x17\x17", b"\0\0")
     stage.ask(b"a\n\x17", b"a\n1\n\0")
@@ -47,7 +47,7 @@ def test_function_is_spared_an_empty_batch(start: Start) -> None:
 
 
 def test_empty_batch_needs_a_message_when_eop_is_eom(start: Start) -> None:
-    """Only the function can make it."""
+    """Only the function can make that message."""
     stage = start(
         "worker.transform_batch(lambda messages: [b'%d' % len(messages)])",
         *("-E", r"\n"),
@@ -74,7 +74,7 @@ def test_worker_asks_until_its_batch_is_full(start: Start) -> None:
 
 
 def test_eob_ends_a_batch_that_the_worker_fills(start: Start) -> None:
-    """The supervisor has no more for now."""
+    """EOB means that the supervisor has no more messages for now."""
     stage = start(WORKER)
     stage.ask(b"a\n", b"\x05")
     stage.ask(b"\x17", b"a\n1\n\0")
@@ -91,7 +91,7 @@ def test_batch_of_one_needs_no_bnc(start: Start) -> None:
 
 
 def test_load_batch(start: Start) -> None:
-    """Both drivers; an open batch is loaded at the end of input."""
+    """An open batch is loaded at the end of input."""
     stage = start("""
         import sys
         def f(messages):
@@ -116,7 +116,7 @@ def test_load_batch_that_the_worker_fills(start: Start) -> None:
 
 
 def test_multi_byte_markers(start: Start) -> None:
-    """Each marker may be a word, and cut anywhere."""
+    """Markers may be whole words, and may arrive in pieces."""
     words = ("--end-of-batch", "EOB", "--batch-not-complete=BNC", "-e", "|", "-E", "#")
     stage = start(WORKER, *words)
     stage.write(b"a")

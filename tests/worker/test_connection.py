@@ -32,7 +32,7 @@ def test_reply_does_not_wait_for_the_next_message(start: Start, fence: Fence) ->
 
 
 def test_reply_does_not_wait_later_on_either(start: Start, fence: Fence) -> None:
-    """Who watches the clock wakes up again after the input ran dry."""
+    """The thread that watches the clock wakes up again after the input ran dry."""
     stage = start(WAITS, fence)
     for _ in range(3):
         stage.ask(b"a\nwait\nb\n", b"a\n\0")
@@ -43,7 +43,7 @@ def test_reply_does_not_wait_later_on_either(start: Start, fence: Fence) -> None
 
 
 def test_thread_sleeps_while_there_is_nothing_to_do() -> None:
-    """It wakes up when there is, and an idle worker costs nothing."""
+    """It wakes up when there is work, so an idle worker costs nothing."""
     (reading, to_worker), (from_worker, writing) = os.pipe(), os.pipe()
     protocol = MarkerProtocol(Side.WORKER, Mode.SINGLE)
     connection = Connection(
@@ -110,7 +110,7 @@ def test_what_was_answered_survives_a_crash_in_the_next_message(
 
 
 def test_lock_step_needs_no_thread(start: Start) -> None:
-    """A worker that forks should have none, if it can be helped."""
+    """A worker that forks should have no second thread, if possible."""
     stage = start("""
         import os
         worker.transform(lambda message: [b"%d" % len(os.listdir("/proc/self/task"))])
@@ -162,7 +162,7 @@ MEMORY = """
 def test_reply_may_be_larger_than_memory(
     start: Start, call: str, request_: bytes, end: bytes
 ) -> None:
-    """Parts of it leave as they are made."""
+    """Parts of a reply are written as they are made."""
     stage = start(f"""{MEMORY}
     def f():
         message = b"x" * 999
@@ -191,7 +191,7 @@ def test_replies_to_one_read_may_be_larger_than_memory(
 
 
 def test_unterminated_tail_is_dropped(start: Start) -> None:
-    """Nothing marks it as a whole message."""
+    """Without EOM it may not be a whole message."""
     stage = start("worker.transform(lambda message: [message])")
     stage.ask(b"a\nb", b"a\n\0")
     assert stage.finish() == (b"", 0)
@@ -233,7 +233,7 @@ def test_supervisor_that_is_gone(start: Start) -> None:
 def test_supervisor_that_goes_while_the_function_works(
     start: Start, fence: Fence
 ) -> None:
-    """It's noticed by the thread that writes what is old, and reported to the other."""
+    """The flushing thread notices it, and leaves the error to the main thread."""
     stage = start(
         """
         import os, sys
@@ -265,7 +265,7 @@ def test_forked_child_holds_nothing(start: Start, fence: Fence) -> None:
     """
     A child that outlives the worker does not keep the supervisor waiting.
 
-    Nor does it write a second time what was pending when it was made.
+    It doesn't write replies again that were pending at the time of the fork, either.
     """
     stage = start(
         """

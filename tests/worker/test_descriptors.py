@@ -1,4 +1,4 @@
-"""What the rest of a worker's program can reach, and what it can't."""
+"""Which descriptors the rest of a worker's program can reach."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ECHO = "from etlstage import worker\nworker.transform(lambda message: [message])
 
 
 def test_what_is_printed_goes_to_stderr(start: Start) -> None:
-    """``print()``, the descriptor itself, and what libraries think is stdout."""
+    """``print()``, descriptor 1, and the stdout of libraries all lead to stderr."""
     stage = start("""
         import os, sys
         def f(message):
@@ -36,7 +36,7 @@ def test_what_is_printed_goes_to_stderr(start: Start) -> None:
 
 
 def test_what_was_printed_before_the_call_goes_to_stderr(start: Start) -> None:
-    """It's still in the buffer by then."""
+    """Such output is still in the buffer at the time of the call."""
     stage = start("""
         print("starting")
         worker.transform(lambda message: [message])
@@ -49,7 +49,7 @@ def test_what_was_printed_before_the_call_goes_to_stderr(start: Start) -> None:
 
 
 def test_stdout_that_the_worker_has_replaced_is_left_alone(start: Start) -> None:
-    """It's not ours, and leads to stderr if it leads to descriptor 1."""
+    """It belongs to the worker; if it writes to descriptor 1, that leads to stderr."""
     stage = start("""
         import io, sys
         sys.stdout = io.StringIO()
@@ -64,7 +64,7 @@ def test_stdout_that_the_worker_has_replaced_is_left_alone(start: Start) -> None
 
 
 def test_what_child_processes_print_goes_to_stderr(start: Start) -> None:
-    """They inherit descriptors 0 and 1, which lead nowhere near the supervisor."""
+    """They inherit descriptors 0 and 1, neither of which leads to the supervisor."""
     stage = start("""
         import os, subprocess
         def f(message):
@@ -80,7 +80,7 @@ def test_what_child_processes_print_goes_to_stderr(start: Start) -> None:
 
 
 def test_stdin_reads_nothing(start: Start) -> None:
-    """A function that reads it does not eat messages."""
+    """A function that reads stdin can't consume messages."""
     stage = start("""
         import os, sys
         def f(message):
@@ -110,7 +110,7 @@ def test_programs_inherit_nothing_of_the_protocol(start: Start) -> None:
 
 
 def test_flags_of_shared_stdin_are_left_alone() -> None:
-    """Who gave us our stdin may read on after us; a flag of ours would hurt him."""
+    """Another process may read that stdin later, and not expect ``O_NONBLOCK``."""
     reading, writing = os.pipe()
     before = fcntl.fcntl(reading, fcntl.F_GETFL)
     os.write(writing, b"a\n")
@@ -128,7 +128,7 @@ def test_flags_of_shared_stdin_are_left_alone() -> None:
 
 
 def test_descriptors_that_do_not_block_are_waited_for() -> None:
-    """Somebody else's flag does not make us lose anything, or spin."""
+    """A flag set by another process does not make us lose data."""
     reading, writing = os.pipe()
     back, forth = os.pipe()
     for descriptor in reading, forth:
@@ -155,7 +155,7 @@ def test_descriptors_that_do_not_block_are_waited_for() -> None:
 
 
 def test_socket_that_the_supervisor_leaves() -> None:
-    """Stdin and stdout may be one socket; a reset is no error of ours."""
+    """Stdin and stdout may be one socket; its reset is not reported as an error."""
     ours, theirs = socket.socketpair()
     with subprocess.Popen(
         [sys.executable, "-c", ECHO],
@@ -175,7 +175,7 @@ def test_socket_that_the_supervisor_leaves() -> None:
 
 @pytest.mark.parametrize("closed", [(0,), (1,), (0, 1)])
 def test_closed_descriptors_are_reported(closed: tuple[int, ...]) -> None:
-    """There is no one to talk to."""
+    """Without both of them the worker can't reach a supervisor."""
     redirections = " ".join(f"{descriptor}>&-" for descriptor in closed)
     result = subprocess.run(
         ["/bin/sh", "-c", f'"$0" "$@" {redirections}', sys.executable, "-c", ECHO],
@@ -212,7 +212,7 @@ worker.transform(f)
 
 
 def test_worker_without_stderr_that_has_to_complain() -> None:
-    """Its status is enough."""
+    """The exit status alone reports the error."""
     result = subprocess.run(
         ["/bin/sh", "-c", '"$0" "$@" 2>&-', sys.executable, "-c", ECHO, "-e", ""],
         input=b"",

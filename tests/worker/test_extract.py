@@ -11,13 +11,13 @@ RANGE = """
 
 
 def test_plain_passes_on_everything_and_ends(start: Start) -> None:
-    """There is no EOP in this scenario; the end of output is the end."""
+    """Mode plain has no EOP: the end of output is the end."""
     stage = start("worker.extract(lambda: [b'a', b'', b'b'])")
     assert stage.read_to_end() == (b"a\n\nb\n", 0)
 
 
 def test_plain_ends_its_output_when_all_is_passed_on(start: Start) -> None:
-    """What the program does after that does not keep the supervisor waiting."""
+    """The supervisor does not wait for what the program does afterwards."""
     stage = start("""
         import sys
         worker.extract(lambda: [b"a"])
@@ -67,7 +67,7 @@ def test_cycle_with_requests_of_another_form(start: Start) -> None:
 
 
 def test_cycle_reports_its_offsets(start: Start) -> None:
-    """Between ranges, however they are written; each time anew."""
+    """Offsets are asked for between ranges, in one form, and found anew each time."""
     stage = start("""
         from itertools import count
         worker.extract_cycle(
@@ -83,7 +83,7 @@ def test_cycle_reports_its_offsets(start: Start) -> None:
 
 
 def test_cycle_that_does_not_know_its_offsets_reports_it(start: Start) -> None:
-    """By a reply without a number; no offset is made up."""
+    """An unknown offset is answered by a reply without a number."""
     stage = start(RANGE)
     stage.ask(b'{"offsets": "latest"}\n', b"\0")
     stage.ask(b'{"start": 4, "end": 5}\n', b"4\n\0")
@@ -103,7 +103,7 @@ def test_cycle_with_one_message_per_request(start: Start) -> None:
 
 
 def test_request_for_the_other_kind_of_offsets_is_refused(start: Start) -> None:
-    """To ignore a range would be to lose it."""
+    """Ignoring the range would lose it."""
     stage = start("worker.extract_cycle(lambda: [])")
     stage.write(b'{"start": 0, "end": 1}\n')
     assert stage.finish() == (b"", 1)
@@ -161,7 +161,7 @@ def test_failure_of_plain(start: Start) -> None:
 
 
 def test_message_with_a_marker(start: Start) -> None:
-    """What is sound before it is passed on, and nothing behind it."""
+    """Valid messages before it are passed on, and nothing after it."""
     stage = start("worker.extract(lambda: [b'a', b'b\\nc', b'd'])")
     assert stage.read_to_end() == (b"a\n", 1)
     assert (
@@ -173,7 +173,7 @@ def test_message_with_a_marker(start: Start) -> None:
 
 
 def test_message_with_a_marker_in_front_of_many(start: Start) -> None:
-    """It's noticed when enough has been collected, and reported once."""
+    """The marker is noticed once enough has been collected, and reported once."""
     stage = start("worker.extract(lambda: [b'a', b'b\\nc', *[b'd' * 999] * 999])")
     assert stage.read_to_end() == (b"a\n", 1)
     assert "in extract function '<lambda>', after 1 message\n" in stage.stderr
@@ -181,7 +181,7 @@ def test_message_with_a_marker_in_front_of_many(start: Start) -> None:
 
 
 def test_message_with_a_marker_in_a_cycle(start: Start) -> None:
-    """It's noticed when the round ends, and the round gets no EOP."""
+    """The marker is noticed when the round ends, and the round gets no EOP."""
     stage = start("worker.extract_cycle(lambda: [b'a', b'\\0'])")
     stage.write(b"\n")
     assert stage.finish() == (b"a\n", 1)
@@ -189,7 +189,7 @@ def test_message_with_a_marker_in_a_cycle(start: Start) -> None:
 
 
 def test_messages_leave_while_more_is_searched(start: Start, fence: Fence) -> None:
-    """A reply that takes hours arrives meanwhile."""
+    """The first messages of a reply that takes hours arrive at once."""
     stage = start(
         """
         import sys

@@ -1,4 +1,4 @@
-"""What becomes of a function that fails."""
+"""What happens when a worker's function fails."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FAILS = """
 
 
 def test_exit_passes_on_what_was_answered_before(start: Start) -> None:
-    """The failed message has no EOP, and those behind it are not touched."""
+    """The failed message gets no EOP, and those after it are not processed."""
     stage = start(FAILS, "exit")
     stage.write(b"a\nb\nbad\nc\n")
     assert stage.read_to_end() == (b"a\n\0b\n\0", 1)
@@ -30,7 +30,7 @@ def test_exit_passes_on_what_was_answered_before(start: Start) -> None:
 
 
 def test_skip_answers_without_messages(start: Start) -> None:
-    """The traceback is there, and the next message is answered."""
+    """The traceback is printed, and the next message is answered."""
     stage = start(FAILS, "skip")
     stage.ask(b"a\nbad\nb\nbad\n", b"a\n\0\0b\n\0\0")
     stage.ask(b"bad\n", b"\0")
@@ -70,7 +70,7 @@ def test_skip_drops_what_the_failed_reply_had(start: Start) -> None:
 
 
 def test_skip_can_not_call_back_what_has_left(start: Start) -> None:
-    """A large reply leaves in parts; its EOP comes all the same."""
+    """Parts of a large reply have been sent already; its EOP is sent all the same."""
     stage = start("""
         def f(message):
             yield b"x" * 200_000
@@ -82,7 +82,7 @@ def test_skip_can_not_call_back_what_has_left(start: Start) -> None:
 
 
 def test_skipped_load(start: Start) -> None:
-    """The same for what makes no messages."""
+    """The same for a function that makes no messages."""
     stage = start("""
         def f(message):
             raise OSError("disk on fire")
@@ -94,7 +94,7 @@ def test_skipped_load(start: Start) -> None:
 
 
 def test_message_with_a_marker_ends_the_worker(start: Start) -> None:
-    """Sent, it would be two messages, or one end too many."""
+    """It would be read as two messages, or as an early end of the reply."""
     stage = start("""
         def f(message):
             return [b"fine", b"not\\0fine"] if message == b"bad" else [message]
@@ -110,7 +110,7 @@ def test_message_with_a_marker_ends_the_worker(start: Start) -> None:
 
 
 def test_marker_is_found_in_front_of_a_large_reply(start: Start) -> None:
-    """The reply that is being made when it's found is not to blame."""
+    """The message whose reply is being made when it is found is not blamed."""
     stage = start("""
         def f(message):
             yield b"not\\0fine" if message == b"bad" else b"x" * 200_000
@@ -124,7 +124,7 @@ def test_marker_is_found_in_front_of_a_large_reply(start: Start) -> None:
 
 @pytest.mark.parametrize("size", [0, 200_000])
 def test_messages_with_markers_are_skipped(start: Start, size: int) -> None:
-    """Each is reported, and its neighbours are answered, also where replies are large."""
+    """Each is reported, and its neighbours are answered, even if replies are large."""
     stage = start(f"""
         def f(message):
             yield b"x" * {size}
@@ -144,7 +144,7 @@ def test_messages_with_markers_are_skipped(start: Start, size: int) -> None:
 
 
 def test_marker_found_while_the_function_works(start: Start, fence: Fence) -> None:
-    """The thread that finds it leaves it to the other, but sends what is sound."""
+    """The flushing thread sends valid replies; the main thread handles the error."""
     stage = start(
         """
         import sys
@@ -165,7 +165,7 @@ def test_marker_found_while_the_function_works(start: Start, fence: Fence) -> No
 
 
 def test_system_exit_has_its_status(start: Start) -> None:
-    """A function may have its reasons; what it answered before is passed on."""
+    """``sys.exit()`` ends the worker, after the replies made before are sent."""
     stage = start("""
         import sys
         def f(message):
@@ -180,7 +180,7 @@ def test_system_exit_has_its_status(start: Start) -> None:
 
 
 def test_interrupt_while_waiting_for_input(start: Start) -> None:
-    """Ctrl-C is no failure to be explained."""
+    """Ctrl-C is not a failure, so nothing is printed."""
     stage = start("worker.transform(lambda message: [message])")
     stage.ask(b"a\n", b"a\n\0")
     stage.interrupt()
@@ -189,9 +189,9 @@ def test_interrupt_while_waiting_for_input(start: Start) -> None:
 
 
 def test_interrupt_while_the_function_works(start: Start) -> None:
-    """What was answered before is passed on."""
-    # It waits in no call of the system: one that is begun just behind the signal, of
-    # which Python then knows, would not be interrupted.
+    """Replies made before are sent."""
+    # It is a busy loop: a system call that begins just after Python has noticed the
+    # signal would not be interrupted.
     stage = start("""
         import sys
         def f(message):

@@ -1,4 +1,4 @@
-"""What a worker imports: it starts at every spawn and restart."""
+"""What a worker imports, which delays every start and restart."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ def _imported(code: str, stdin: bytes = b"") -> set[str]:
 
 
 def test_import_brings_nothing_slow() -> None:
-    """Each of these takes as long as all that we need."""
+    """Importing any of these takes as long as everything that the SDK needs."""
     assert _imported("import etlstage.worker") & SLOW == set()
 
 
 def test_import_brings_nothing_but_the_standard_library_and_the_dialect() -> None:
-    """A worker runs where nothing but Python and this package is."""
+    """A worker runs where only Python and this package are installed."""
     roots = {name.partition(".")[0] for name in _imported("import etlstage.worker")}
     assert roots - sys.stdlib_module_names - {"__main__", "sitecustomize"} == {
         "etlstage"
@@ -76,7 +76,7 @@ def test_import_brings_nothing_but_the_standard_library_and_the_dialect() -> Non
 
 
 def test_work_brings_nothing_slow_either() -> None:
-    """A session, written ahead, with a message skipped and a tail dropped."""
+    """Nor do messages written ahead, a skipped message, and a dropped tail."""
     code = (
         "from etlstage import worker\n"
         "worker.transform(lambda m: [m] if m else [1 / 0], on_error='skip')"

@@ -1,4 +1,4 @@
-"""A processor written for the SDK, over functions that move bytes."""
+"""Processors of the SDK, run in this process over functions that move bytes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.core
 
 
 class Keeper(kcl.Processor):
-    """Keeps what it is given, and does at each record what a test sets."""
+    """Keeps what it is given, and calls a test's function for each record."""
 
     def __init__(self, act: Callable[[kcl.Checkpointer, kcl.Record], None]) -> None:
         self.act = act
@@ -48,18 +48,18 @@ class Keeper(kcl.Processor):
         self.told.append("lost")
 
     def shutdown_requested(self, checkpointer: kcl.Checkpointer) -> None:
-        """Store all."""
+        """Checkpoint everything."""
         self.told.append("requested")
         checkpointer.checkpoint()
 
 
 class Daemon:
     """
-    The other side: it speaks when it is read from.
+    The other side, which sends only when it is read from.
 
     Args:
-        script: What it sends, one after the other, as soon as it may.
-        errors: What it answers checkpoints with.
+        script: Events that it sends, one after the other, each as soon as it may.
+        errors: Names of errors that it answers checkpoints with, in turn.
 
     """
 
@@ -96,7 +96,7 @@ def live(
     on_error: kcl.OnError = "exit",
     slept: list[float] | None = None,
 ) -> None:
-    """Live a life."""
+    """Run a processor until its session ends."""
     waits = [] if slept is None else slept
     kcl._Life(
         processor,
@@ -113,7 +113,7 @@ def nothing(checkpointer: kcl.Checkpointer, record: kcl.Record) -> None:
 
 @pytest.mark.parametrize("version", Version)
 def test_a_life_in_each_version(version: Version) -> None:
-    """By what comes; the processor is the same."""
+    """The version is found by what arrives; the processor is the same."""
     keeper = Keeper(nothing)
     daemon = Daemon(
         [Opened(1, [b"a", b"b"]), Farewell(why=FarewellReason.DRAIN)], version
@@ -134,7 +134,7 @@ def test_a_life_in_each_version(version: Version) -> None:
 
 
 def test_the_end_of_a_shard_is_checkpointed() -> None:
-    """Without a word of the processor."""
+    """The processor need not do it."""
     daemon = Daemon([Opened(1, [b"a"]), Farewell(why=FarewellReason.ENDED)])
     live(daemon, Keeper(nothing))
 
@@ -142,7 +142,7 @@ def test_the_end_of_a_shard_is_checkpointed() -> None:
 
 
 def test_checkpoints_by_record_and_by_number() -> None:
-    """Both name the same."""
+    """A record and its number name the same position."""
 
     def act(checkpointer: kcl.Checkpointer, record: kcl.Record) -> None:
         if record.data == b"a":
@@ -166,7 +166,7 @@ def test_checkpoints_by_record_and_by_number() -> None:
     ],
 )
 def test_errors_have_classes(name: str, error: type[kcl.CheckpointFailed]) -> None:
-    """None of these is tried again."""
+    """Each error raises its class, and none of these is tried again."""
 
     def act(checkpointer: kcl.Checkpointer, record: kcl.Record) -> None:
         with pytest.raises(error) as caught:
@@ -182,7 +182,7 @@ def test_errors_have_classes(name: str, error: type[kcl.CheckpointFailed]) -> No
 
 
 def test_lease_that_is_lost_in_a_batch_ends_it() -> None:
-    """No one caught it: the batch is answered, and what comes is the end (issue 25)."""
+    """An uncaught error ends the batch, which is then answered (issue 25)."""
 
     def act(checkpointer: kcl.Checkpointer, record: kcl.Record) -> None:
         checkpointer.checkpoint()
@@ -200,7 +200,7 @@ def test_lease_that_is_lost_in_a_batch_ends_it() -> None:
 
 @pytest.mark.parametrize("failures", [2, 3])
 def test_a_store_that_is_throttled_is_asked_again(failures: int) -> None:
-    """So often, and each time after twice the pause."""
+    """There are ``tries`` attempts, and each pause is twice the one before."""
     names = ["ThrottlingException", "KinesisClientLibDependencyException"] * 2
 
     def act(checkpointer: kcl.Checkpointer, record: kcl.Record) -> None:
@@ -226,7 +226,7 @@ def fail(checkpointer: kcl.Checkpointer, record: kcl.Record) -> None:
 
 
 def test_exception_leaves_the_batch_unanswered() -> None:
-    """It comes again."""
+    """An unanswered batch is delivered again."""
     daemon = Daemon([Opened(1, [b"a", b"b"])])
     with pytest.raises(RuntimeError, match="no date"):
         live(daemon, Keeper(fail))
@@ -237,7 +237,7 @@ def test_exception_leaves_the_batch_unanswered() -> None:
 def test_exception_is_skipped_if_that_is_asked_for(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """By name; its traceback is shown, and the batch is answered."""
+    """The traceback is printed, and the batch is answered."""
     keeper = Keeper(fail)
     daemon = Daemon([Opened(1, [b"a", b"b"]), Farewell(why=FarewellReason.LOST)])
     live(daemon, keeper, on_error="skip")
@@ -247,7 +247,7 @@ def test_exception_is_skipped_if_that_is_asked_for(
 
 
 def test_supervisor_that_breaks_the_protocol() -> None:
-    """The error has what it did."""
+    """The error names what was expected."""
     pieces = iter([b'{"action":"leap"}\n'])
     with pytest.raises(RemoteProtocolError, match="expected initialize"):
         kcl._Life(
@@ -256,7 +256,7 @@ def test_supervisor_that_breaks_the_protocol() -> None:
 
 
 def test_end_of_input_in_place_of_an_answer() -> None:
-    """Whoever asks is not to go on, though exceptions are skipped."""
+    """Its caller must not continue, even if exceptions are skipped."""
 
     def act(checkpointer: kcl.Checkpointer, record: kcl.Record) -> None:
         daemon.session.data_to_send()
@@ -282,7 +282,7 @@ def test_records_have_what_the_daemon_sends() -> None:
 
 
 def test_a_processor_has_to_process() -> None:
-    """It is the one method that has no default."""
+    """``process_records`` is the only method without a default."""
     with pytest.raises(NotImplementedError):
         live(Daemon([Opened(1, [b"a"])]), kcl.Processor())
     daemon = Daemon([Farewell(why=FarewellReason.DRAIN)])
@@ -291,13 +291,13 @@ def test_a_processor_has_to_process() -> None:
 
 
 def test_on_error_is_one_of_two() -> None:
-    """Before anything is taken over."""
+    """It is checked before stdin and stdout are taken over."""
     with pytest.raises(ValueError, match="'refuse'"):
         kcl.run(kcl.Processor(), on_error="refuse")  # type: ignore[arg-type]
 
 
 def test_lines_are_json() -> None:
-    """Each that a processor writes, with a line end in front."""
+    """Each line that a processor writes is JSON, with a line end before it."""
     daemon = Daemon([Farewell(why=FarewellReason.LOST)])
     written: list[bytes] = []
 

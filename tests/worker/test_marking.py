@@ -13,7 +13,7 @@ from tests.worker.conftest import Start
 
 
 def test_defaults() -> None:
-    """Where none is set no supervisor would understand a refusal."""
+    """There is no err by default: the supervisor might not understand a refusal."""
     assert find_markers([], {}) == Markers(err=None)
 
 
@@ -29,7 +29,7 @@ def test_defaults() -> None:
 def test_err_is_known_where_it_was_given(
     arguments: list[str], environment: dict[str, str], err: bytes | None
 ) -> None:
-    """Nothing in its place means that there is none, as for ``{err}``."""
+    """An empty value means that there is no err, as for ``{err}``."""
     assert find_markers(arguments, environment).err == err
 
 
@@ -61,12 +61,12 @@ def test_arguments(arguments: list[str]) -> None:
 
 
 def test_last_argument_counts() -> None:
-    """As everywhere."""
+    """A later argument overrides an earlier one."""
     assert find_markers(["-e", "x", "-e", "y"], {}).eom == b"y"
 
 
 def test_arguments_win_over_the_environment() -> None:
-    """Each marker by itself."""
+    """Each marker is looked up by itself."""
     environment = {"ETLSTAGE_EOM": "a", "ETLSTAGE_EOP": "b"}
     markers = find_markers(
         ["--end-of-process=c", "--batch-not-complete=="], environment
@@ -75,7 +75,7 @@ def test_arguments_win_over_the_environment() -> None:
 
 
 def test_arguments_of_others_are_left_alone() -> None:
-    """The command line is the worker's own."""
+    """The rest of the command line is the worker's own."""
     arguments = ["in.txt", "-v", "--end", "x", "-e=x", "-ex", "--out=-e", "-"]
     assert find_markers(arguments, {}) == Markers(err=None)
 
@@ -98,7 +98,7 @@ def test_arguments_end_at_two_dashes() -> None:
 def test_wrong_markers_are_reported(
     arguments: list[str], environment: dict[str, str], complaint: str
 ) -> None:
-    """The text shows where they come from."""
+    """The error names the argument, the variable or the marker."""
     with pytest.raises(ConfigError, match=re.escape(complaint)):
         find_markers(arguments, environment)
 
@@ -114,7 +114,7 @@ def test_worker_takes_markers_from_its_environment(start: Start) -> None:
 
 
 def test_worker_takes_markers_from_its_arguments(start: Start) -> None:
-    """They win, and are still there for the worker's own parser."""
+    """Arguments win, and stay in ``sys.argv`` for the worker's own parser."""
     stage = start(
         """
         import sys
@@ -193,7 +193,7 @@ def test_worker_refuses_markers_in_one_line(
 def test_worker_of_another_mode_than_its_stage_refuses(
     start: Start, call: str, asked: str, complaint: str
 ) -> None:
-    """It would wait for what never comes, or die of each message."""
+    """It would wait for ever, or fail at each message."""
     stage = start(
         f"def f(*_):\n    return []\nworker.{call}", env={"ETLSTAGE_MODE": asked}
     )

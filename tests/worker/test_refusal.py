@@ -1,4 +1,4 @@
-"""Workers that reject a message, and go on."""
+"""Workers that refuse a message and continue."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REFUSES = """
 
 
 def test_function_refuses(start: Start) -> None:
-    """In its turn among the replies, without a traceback."""
+    """Refusals are sent in order among the replies, without a traceback."""
     stage = start(REFUSES, env=ERR)
     stage.ask(
         b"a\nbad\nb\nbad\nbad\nc\n",
@@ -34,7 +34,7 @@ def test_function_refuses(start: Start) -> None:
 
 
 def test_exception_refuses_by_default(start: Start) -> None:
-    """Its name and text are the reason; one traceback shows where it was."""
+    """The exception's name and text are the reason; its traceback is printed once."""
     stage = start(REFUSES, env=ERR)
     stage.ask(
         b"a\nworse\nworse\nb\n",
@@ -55,7 +55,7 @@ def test_exception_refuses_by_default(start: Start) -> None:
 def test_refusal_is_one_whatever_becomes_of_others(
     start: Start, on_error: str, rest: tuple[bytes, int]
 ) -> None:
-    """``on_error`` is about exceptions that no one expected."""
+    """``on_error`` is only about other exceptions."""
     stage = start(REFUSES, on_error, env=ERR)
     stage.write(b"bad\nworse\n")
     answer, status = stage.finish()
@@ -64,7 +64,7 @@ def test_refusal_is_one_whatever_becomes_of_others(
 
 @pytest.mark.parametrize("message", [b"bad", b"worse"])
 def test_worker_that_was_given_no_err_ends(start: Start, message: bytes) -> None:
-    """Its supervisor would take the reason for output; what was answered is sent."""
+    """The supervisor would take the reason for output; replies made before are sent."""
     stage = start(REFUSES)
     stage.write(b"a\n" + message + b"\nb\n")
     assert stage.read_to_end() == (b"a\n\0", 1)
@@ -76,7 +76,7 @@ def test_worker_that_was_given_no_err_ends(start: Start, message: bytes) -> None
 
 
 def test_batch_is_refused(start: Start) -> None:
-    """As a whole, and one that the worker fills, too."""
+    """A batch is refused as a whole, whichever side fills it."""
     source = """
         import sys
         def f(messages):
@@ -94,7 +94,7 @@ def test_batch_is_refused(start: Start) -> None:
 
 
 def test_refusal_where_eop_is_eom(start: Start) -> None:
-    """One message or one reason for each."""
+    """Each message is answered by one message or one reason."""
     stage = start(REFUSES, "refuse", "-E", r"\n", "--end-of-refusal", "!")
     stage.ask(b"a\nbad\nb\n", b"a\nno date!b\n")
     assert stage.finish() == (b"", 0)
@@ -102,7 +102,7 @@ def test_refusal_where_eop_is_eom(start: Start) -> None:
 
 @pytest.mark.parametrize("size", [1, 200_000])
 def test_refusal_behind_outputs(start: Start, size: int) -> None:
-    """What has left can't be called back; the reason is what was written last."""
+    """Outputs that were sent can't be taken back; the reason follows them."""
     stage = start(
         f"""
         def f(message):
@@ -119,7 +119,7 @@ def test_refusal_behind_outputs(start: Start, size: int) -> None:
 
 @pytest.mark.parametrize("size", [0, 200_000])
 def test_output_with_a_marker_refuses_its_message(start: Start, size: int) -> None:
-    """Its neighbours are answered, also where replies are large."""
+    """Its neighbours are answered, even if replies are large."""
     stage = start(
         f"""
         def f(message):
@@ -141,7 +141,7 @@ def test_output_with_a_marker_refuses_its_message(start: Start, size: int) -> No
 
 
 def test_refused_request(start: Start) -> None:
-    """What was extracted before has left; the request ends all the same."""
+    """Messages extracted before are sent; the reason ends the request."""
     stage = start(
         """
         def f(start, end):
@@ -158,7 +158,7 @@ def test_refused_request(start: Start) -> None:
 
 
 def test_refusal_does_not_wait_for_the_next_message(start: Start, fence: Fence) -> None:
-    """Nor do the replies around it, in their order."""
+    """Neither do the replies around it, and the order is kept."""
     stage = start(
         """
         import sys
@@ -180,7 +180,7 @@ def test_refusal_does_not_wait_for_the_next_message(start: Start, fence: Fence) 
 
 
 class Mute(Exception):
-    """Has no text, and fails at that."""
+    """An exception whose text can't be made."""
 
     def __str__(self) -> str:
         raise OSError
@@ -204,12 +204,12 @@ class Mute(Exception):
     ],
 )
 def test_reason_can_be_sent(error: Exception, markers: Markers, reason: str) -> None:
-    """In one line, without a marker; of a long one the beginning."""
+    """A reason is one line without a marker, and is cut if it is long."""
     assert reason_of(error, markers) == reason
 
 
 def test_traces_distinguish_places() -> None:
-    """The same kind from another line is new."""
+    """The same kind of exception from another line is new."""
     caught = []
     for key in "aab":
         try:

@@ -21,7 +21,7 @@ ERR = {"ETLSTAGE_ERR": r"\025"}
 
 
 def answers(message: bytes) -> Any:  # noqa: ANN401 - as it is reported
-    """Do what the message asks for; as much of it as may go wrong."""
+    """Do what the message asks for; the choices cover what may go wrong."""
     match message:
         case b"none":
             return []
@@ -45,20 +45,20 @@ def answers(message: bytes) -> Any:  # noqa: ANN401 - as it is reported
 
 
 def late() -> Iterator[bytes]:
-    """Fail when something was given already."""
+    """Fail after a first message."""
     yield b"early"
     raise KeyError("late")
 
 
 def join(messages: list[bytes]) -> list[bytes]:
-    """Be a function of batches."""
+    """Join a batch, or fail."""
     if b"wrong" in messages:
         raise ValueError(f"{len(messages)} of them")
     return [b"-".join(messages)]
 
 
 def store(message: bytes) -> None:
-    """Be a function that loads."""
+    """Load a message, refuse it, or wrongly return it."""
     if message == b"no":
         raise worker.Refuse("it is there already")
     if message == b"give":
@@ -73,7 +73,7 @@ ASKED = [
 
 
 def process(call: str, asked: list[Any], markers: Markers) -> list[Any]:
-    """Return what a process answers."""
+    """Return the results of a worker process."""
     mode = Mode.BATCH_SUPERVISOR if "batch" in call else Mode.SINGLE
     ours = MarkerProtocol(Side.SUPERVISOR, mode, markers)
     for number, one in enumerate(asked, 1):
@@ -113,7 +113,7 @@ def process(call: str, asked: list[Any], markers: Markers) -> list[Any]:
 def test_same_as_a_process(
     call: str, asked: list[Any], options: dict[str, Any]
 ) -> None:
-    """Outputs, and reasons word for word (issue 12)."""
+    """``run()`` gives the same outputs, and reasons word for word (issue 12)."""
     functions = {"answers": answers, "join": join, "store": store}
     f: Any = functions[call.partition("(")[2].rstrip(")").partition(",")[0]]
     expected = process(call, asked, options.get("markers", Markers()))
@@ -121,7 +121,7 @@ def test_same_as_a_process(
 
 
 def test_what_was_raised_is_the_cause_of_the_refusal() -> None:
-    """Who looks for the mistake sees where it is (issue 12)."""
+    """It shows where the mistake is (issue 12)."""
     (refusal,) = worker.run(answers, [b"wrong"])
     assert refusal == worker.Refuse("ValueError: no such thing")
     assert isinstance(refusal, worker.Refuse)
@@ -133,13 +133,13 @@ def test_what_was_raised_is_the_cause_of_the_refusal() -> None:
     "options", [{"on_error": "exit"}, {"markers": Markers(err=None)}]
 )
 def test_exception_that_ends_the_worker_is_raised(options: dict[str, Any]) -> None:
-    """As it was; and without a marker ERR all of them do (issue 12)."""
+    """It is unchanged; without a marker err every exception is raised (issue 12)."""
     with pytest.raises(ValueError, match="no such thing"):
         worker.run(answers, [b"one", b"wrong"], **options)
 
 
 def test_extraction() -> None:
-    """By tuples of arguments: of a range, or of nothing (issue 12)."""
+    """Requests are tuples of arguments: a range, or nothing (issue 12)."""
 
     def lines(start: int, end: int) -> Iterator[bytes]:
         if start > 5:
@@ -159,7 +159,7 @@ def test_extraction() -> None:
 
 
 def test_what_no_supervisor_sends() -> None:
-    """It would not get there (issue 12)."""
+    """Requests that could not be sent to a worker are errors (issue 12)."""
     with pytest.raises(InvalidMessage, match="contains marker eom"):
         worker.run(answers, [b"one\n"])
     with pytest.raises(TypeError, match="expected a message, or a list of them, got s"):
@@ -169,7 +169,7 @@ def test_what_no_supervisor_sends() -> None:
 
 
 def test_reply_that_never_ends_where_there_must_be_one() -> None:
-    """It is not waited for (issue 12)."""
+    """It is not read to its end (issue 12)."""
 
     def endless(message: bytes) -> Iterator[bytes]:
         while True:

@@ -1,6 +1,6 @@
 """
-Where messages may come from and go to: a module for each end, with all of it.
+Where messages may come from and go to: a self-contained module for each end.
 
-``etlstage/config/end.py`` is what each has to answer; ``ends()`` there finds it by its
-name. ``row.py`` is what those of rows have in common.
+``etlstage/config/end.py`` defines the interface of an end; ``ends()`` there finds ends
+by name. ``row.py`` has what the ends with rows share.
 """

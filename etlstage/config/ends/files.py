@@ -52,36 +52,37 @@ _TYPES: Final = (
     ),
 )
 _FLAT: Final = ("array", "struct", "map", "binary")
-"""What CSV has no cells for."""
+"""Types that a CSV cell can't hold."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileSourceKeys(RowSourceKeys):
-    """Files to read, by Arrow, and the message that a row becomes."""
+    """Files to read with Arrow, and the message made from each row."""
 
     numbered: ClassVar[bool] = True
     path: Argument
-    """A file, a folder or a pattern, relative to the file's folder."""
+    """A file, a folder or a pattern, relative to the pipeline file's folder."""
     format: Format = "parquet"
-    """What they are; gzip and zstd are seen from their names."""
+    """Format of the files; gzip and zstd are recognized by file names."""
     options: dict[str, str] = field(default_factory=dict)
-    """Of csv, as Spark calls them: header, sep, escape."""
+    """Options of format csv, named as in Spark: header, sep, escape."""
     schema_: Annotated[str, DDL] | None = None
-    """Its columns, as in "id long, title string"; without it those of the files."""
+    """Columns of the files, as in "id long, title string"; by default the files'
+    own."""
 
     @classmethod
     def rules(cls, given: Mapping[str, Any]) -> Iterable[Problem]:
-        """Return what contradicts itself."""
+        """Return the contradictions among the given values."""
         return _rules(_read(given))
 
     def missing(self, loc: Loc, look: Look) -> Iterator[Problem]:
-        """Yield the input, if there is none."""
+        """Yield a problem if there is no input."""
         yield from without_arrow(loc)
         yield from absent_input(self.path, look.path(self.path), loc, look)
 
     @classmethod
     def instead(cls, written: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return its mapping as Spark's end has it: it calls lines of JSON that."""
+        """Return the mapping for Spark's end, which calls ndjson ``json``."""
         return _spoken(written)
 
     def text(self) -> str:
@@ -89,7 +90,7 @@ class FileSourceKeys(RowSourceKeys):
         return f"{self.format} from {self.path}"
 
     def source(self, stage: ExtractKeys, site: Site) -> Source:
-        """Return what reads the files."""
+        """Return the source that reads the files."""
         from etlstage.files.source import RUN_BYTES, RUN_MESSAGES, FileSource
 
         messages, size = self.cut(site.pipeline, RUN_MESSAGES, RUN_BYTES)
@@ -106,24 +107,24 @@ class FileSourceKeys(RowSourceKeys):
         )
 
     def reading(self, file: Path) -> Self:
-        """Return the same for a file of JSON objects."""
+        """Return the keys for reading a file of JSON objects."""
         return replace(self, format="json", path=str(file), options={})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileSinkKeys(RowSinkKeys):
-    """Files to write, by Arrow."""
+    """Files to write with Arrow."""
 
     path: Argument
-    """The folder where they go, relative to the file's folder."""
+    """Folder for the files, relative to the pipeline file's folder."""
     format: Format = "parquet"
-    """What they are."""
+    """Format of the files."""
     options: dict[str, str] = field(default_factory=dict)
-    """As Spark calls them: compression, and of csv header, sep, escape."""
+    """Options, named as in Spark: compression; for csv also header, sep, escape."""
 
     @classmethod
     def rules(cls, given: Mapping[str, Any]) -> Iterable[Problem]:
-        """Return what contradicts itself."""
+        """Return the contradictions among the given values."""
         given = _read(given)
         yield from _rules(given, "compression")
         columns = _columns(given)
@@ -148,13 +149,13 @@ class FileSinkKeys(RowSinkKeys):
                 yield broken(("format",), text, at_key=False)
 
     def missing(self, loc: Loc, look: Look) -> Iterator[Problem]:
-        """Yield the output, if there must be none; columns that the schema has not."""
+        """Yield output that must not exist, and columns that are not in the schema."""
         yield from without_arrow(loc)
         yield from RowSinkKeys.missing(self, loc, look)
 
     @classmethod
     def instead(cls, written: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return its mapping as Spark's end has it: it calls lines of JSON that."""
+        """Return the mapping for Spark's end, which calls ndjson ``json``."""
         return _spoken(written)
 
     def text(self) -> str:
@@ -162,11 +163,11 @@ class FileSinkKeys(RowSinkKeys):
         return f"{self.format} to {self.path}"
 
     def held(self, engine: str) -> int:
-        """Return what an epoch takes until it is written, its rows and their text."""
+        """Return the bytes of an epoch until it is written, with its rows and text."""
         return 3 * self.epoch.bytes
 
     def sink(self, stage: LoadKeys, site: Site) -> Sink:
-        """Return what writes the files, an epoch at a time."""
+        """Return the sink that writes the files, an epoch at a time."""
         from etlstage.files.sink import FileSink
 
         return FileSink(
@@ -181,11 +182,11 @@ class FileSinkKeys(RowSinkKeys):
         )
 
     def not_once(self, stage: LoadKeys, pipeline: PipelineKeys) -> Iterator[str]:
-        """Yield why what was loaded can't be recorded."""
+        """Yield why loaded epochs can't be recorded."""
         yield from unrecorded(pipeline)
 
     def promise(self, stage: LoadKeys, pipeline: PipelineKeys) -> str | None:
-        """Return what becomes of an epoch that was cut off."""
+        """Return what becomes of an interrupted epoch."""
         if pipeline.delivery != "exactly-once":
             return None
         return (
@@ -194,16 +195,16 @@ class FileSinkKeys(RowSinkKeys):
         )
 
     def retried(self, pipeline: PipelineKeys, epoch: str) -> tuple[Self, str]:
-        """Return what adds to what is there."""
+        """Return keys that append to existing output."""
         return replace(self, mode="append"), pipeline.delivery
 
     def writing(self, folder: Path) -> Self:
-        """Return the same that writes JSON there."""
+        """Return the keys for writing JSON into a folder."""
         path, options = str(folder / "rows"), dict[str, str]()
         return replace(self, format="json", path=path, options=options, partition_by=())
 
     def rows_in(self, folder: Path, site: Site) -> list[bytes]:
-        """Return the lines of that JSON."""
+        """Return the lines of the JSON files in a folder."""
         parts = sorted((folder / "rows").glob("part-*"))
         return [line for part in parts for line in part.read_bytes().splitlines()]
 
@@ -242,7 +243,7 @@ def _columns(given: Mapping[str, Any]) -> dict[str, Type]:
 
 
 def _odd(kind: Type) -> Iterator[Type]:
-    """Yield the types within that Arrow has not, or JSON."""
+    """Yield the types within a type that Arrow or JSON do not support."""
     if kind.name not in _TYPES or (kind.name == "struct" and not kind.inner):
         yield kind
     if kind.name == "map" and kind.inner[0].type.name != "string":

@@ -1,4 +1,4 @@
-"""Journals as ends: what one pipeline appends, others read; imported only to be built."""
+"""Journals as ends; what reads and writes journals is imported only to build them."""
 
 from __future__ import annotations
 
@@ -53,26 +53,26 @@ class JournalSourceKeys(SourceKeys):
     """A set of journals to read, each committed message once."""
 
     path: Argument
-    """Its folder, relative to the file's."""
+    """Folder of the set, relative to the pipeline file's folder."""
     reader: Argument
-    """What the reader is called there: what it has not read is kept for it."""
+    """Name of the reader in the set, which keeps what this reader has not read yet."""
     from_: Argument = "beginning"
     """Where a new reader begins: beginning, end, or a time such as
     2026-11-23T18:00:00Z."""
     follow: bool = False
-    """Whether to wait for more at the end, until stopped."""
+    """Whether to wait for more messages at the end, until stopped."""
     on_damage: Literal["stop", "skip"] = "stop"
-    """What becomes of bytes that are not what was written, or no message: skip
-    dead-letters them, and reads what follows."""
+    """What to do about damaged bytes and malformed messages: stop, or dead-letter them
+    and read what follows (skip)."""
 
     @classmethod
     def rules(cls, given: Mapping[str, Any]) -> Iterable[Problem]:
-        """Return what contradicts itself."""
+        """Return the contradictions among the given values."""
         yield from remote_problems(given)
         yield from start_problems(given)
 
     def missing(self, loc: Loc, look: Look) -> Iterator[Problem]:
-        """Yield the set, if there is none."""
+        """Yield a problem if there is no set of journals."""
         yield from without_arrow(loc)
         place = look.path(self.path)
         if place is not None and not (place / "spec.json").exists():
@@ -95,11 +95,11 @@ class JournalSourceKeys(SourceKeys):
         return f"journals on disk in {site.folder / self.path}, one run in memory"
 
     def held(self, engine: str) -> int:
-        """Return what is held of open transactions: 16 frames."""
+        """Return the bytes held for open transactions: 16 frames."""
         return 64 << 20
 
     def source(self, stage: ExtractKeys, site: Site) -> Source:
-        """Return what reads the journals."""
+        """Return the source that reads the journals."""
         from etlstage.pipeline.journal_source import CUT, JournalSource
 
         cut = CUT
@@ -120,7 +120,7 @@ class JournalSourceKeys(SourceKeys):
         )
 
     def wrong(self, stage: ExtractKeys, pipeline: PipelineKeys) -> Iterator[Problem]:
-        """Yield a pause, which following is."""
+        """Yield the problem of ``every``: journals have ``follow`` in its place."""
         if stage.every is not None:
             yield broken(
                 ("extract", "every"), "is not for journals: use journal.follow"
@@ -135,7 +135,7 @@ class JournalSourceKeys(SourceKeys):
         return True
 
     def tried(self) -> JournalSourceKeys:
-        """Return the same without the name, whose position is that of real runs."""
+        """Return the keys without the reader, whose position belongs to real runs."""
         return replace(self, reader="", follow=False)
 
 
@@ -149,14 +149,15 @@ class DurableKeys(Appending, Keys):
     """
 
     partitions: Count = 1
-    """Journals; with more than one, messages of different keys overtake each other."""
+    """Number of journals; with more than one, messages with different keys may overtake
+    each other."""
     keep: str = "read"
-    """What is kept besides what was not loaded yet: a time such as 7d, a size such as
-    100GiB, or read for nothing."""
+    """What is kept besides messages that were not loaded yet: a time such as 7d, a size
+    such as 100GiB, or read for nothing."""
 
     @classmethod
     def unfold(cls, value: Any) -> Any:  # noqa: ANN401 - whatever a user wrote
-        """Return true as a mapping of nothing."""
+        """Return true as an empty mapping."""
         return {} if value in ("true", True) else value
 
     @classmethod
@@ -165,7 +166,7 @@ class DurableKeys(Appending, Keys):
         return [Flag().schema()]
 
     def text(self) -> str:
-        """Return what it is made of, and what is kept."""
+        """Return which journals it has, and what they keep."""
         how = f", by {self.key}, {self.mapping}" if self.key else ""
         kept = "until they are loaded" if self.keep == "read" else f"for {self.keep}"
         limit = f", up to {self.limit} unread" if self.limit else ""
@@ -175,7 +176,7 @@ class DurableKeys(Appending, Keys):
 
 
 class Durable(Maybe):
-    """The keys of a durable edge, or that it is none."""
+    """The keys of a durable edge, or None if the edge is not durable."""
 
     def __init__(self) -> None:
         super().__init__(Section.of(DurableKeys))
@@ -191,12 +192,14 @@ class JournalSinkKeys(Appending, SinkKeys):
     """A set of journals to append to, which any number of pipelines read."""
 
     path: Argument
-    """Its folder, relative to the file's; a new set is made."""
+    """Folder of the set, relative to the pipeline file's folder; a new set is
+    created."""
     partitions: Count | None = None
-    """Journals of a new set, by default 1; of a set that exists its number."""
+    """Number of journals: of a new set, by default 1; must match that of an existing
+    set."""
     keep: str | None = None
-    """Of a new set, what is kept besides what readers have not read: a time such as 7d,
-    a size such as 100GiB, or read for nothing; without it all is kept."""
+    """What a new set keeps besides what readers have not read: a time such as 7d, a
+    size such as 100GiB, or read for nothing; by default everything."""
     epoch: EpochKeys | None = None
     """How much is appended and committed at once, for exactly-once."""
 
@@ -211,7 +214,7 @@ class JournalSinkKeys(Appending, SinkKeys):
         return f"journals in {self.path}"
 
     def about(self, stage: LoadKeys, site: Site) -> Iterator[tuple[str, str]]:
-        """Yield where it is, and how messages come into its journals."""
+        """Yield where it is, and how messages are assigned to its journals."""
         yield "path", str(site.folder / self.path)
         if self.partitions is not None:
             yield "partitions", str(self.partitions)
@@ -223,7 +226,7 @@ class JournalSinkKeys(Appending, SinkKeys):
             yield "epoch", (self.epoch or EpochKeys()).text(site.pipeline)
 
     def wrong(self, stage: LoadKeys, pipeline: PipelineKeys) -> Iterator[Problem]:
-        """Yield bounds of epochs where there are none."""
+        """Yield the problem of bounds for epochs if there are no epochs."""
         if self.epoch is not None and pipeline.delivery != "exactly-once":
             where = "load", "journal", "epoch"
             yield broken(where, "needs delivery: exactly-once")
@@ -233,11 +236,11 @@ class JournalSinkKeys(Appending, SinkKeys):
         return (self.epoch or EpochKeys()).bounds()
 
     def held(self, engine: str) -> int:
-        """Return what is appended at once."""
+        """Return the bytes that are appended at once."""
         return 1 << 20
 
     def sink(self, stage: LoadKeys, site: Site) -> Sink:
-        """Return what appends."""
+        """Return the sink that appends messages."""
         from etlstage.pipeline.journal_sink import JournalSink
 
         return JournalSink(
@@ -247,7 +250,7 @@ class JournalSinkKeys(Appending, SinkKeys):
         )
 
     def not_once(self, stage: LoadKeys, pipeline: PipelineKeys) -> Iterator[str]:
-        """Yield what the record needs."""
+        """Yield what the record of epochs needs."""
         yield from unrecorded(pipeline)
 
     def promise(self, stage: LoadKeys, pipeline: PipelineKeys) -> str | None:
@@ -262,7 +265,7 @@ class JournalSinkKeys(Appending, SinkKeys):
     def retried(
         self, pipeline: PipelineKeys, epoch: str
     ) -> tuple[JournalSinkKeys, str]:
-        """Return what appends, at least once: a retry has no record of epochs."""
+        """Return the same keys, at least once: a retry has no record of epochs."""
         return self, "at-least-once"
 
 
@@ -271,22 +274,22 @@ class EdgeSourceKeys(JournalSourceKeys):
     """The journals of a durable edge, read until the half before it has ended."""
 
     reader: Argument = READER
-    """What the half behind it is called there."""
+    """The name of the half after the edge as a reader."""
     follow: bool = True
-    """That it waits for the half before it."""
+    """Whether it waits for the half before the edge."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EdgeSinkKeys(JournalSinkKeys):
-    """The journals of a durable edge, which its two halves have for themselves."""
+    """The journals of a durable edge, which only its two halves use."""
 
     def durable(self, stage: str, folder: Path, before: Path) -> DurableEdge:
         """
-        Return what both halves have in common.
+        Return the edge, which both halves share.
 
         Args:
             stage: Name of the stage whose messages wait.
-            folder: That of the file.
+            folder: The folder of the file.
             before: State directory of the half that appends.
 
         """
@@ -296,13 +299,13 @@ class EdgeSinkKeys(JournalSinkKeys):
         return DurableEdge(stage, before, (folder / self.path).parent, **given)
 
     def sink(self, stage: LoadKeys, site: Site) -> Sink:
-        """Return what appends."""
+        """Return the sink that appends messages."""
         assert site.state is not None
         name = stage.name.partition("/")[0]
         return self.durable(name, site.folder, site.state).sink()
 
     def bounds(self, stage: LoadKeys) -> Bounds:
-        """Return small ones: the half behind it waits for each epoch."""
+        """Return small bounds: the half after the edge waits for each epoch."""
         return EDGE_BOUNDS
 
 

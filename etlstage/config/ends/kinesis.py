@@ -1,4 +1,4 @@
-"""A stream in Kinesis as the source of record processors; boto3 is for who runs it."""
+"""A stream in Kinesis as the source of record processors; only a run imports boto3."""
 
 from __future__ import annotations
 
@@ -32,34 +32,35 @@ _EXPECTED: Final = (
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KinesisSourceKeys(SourceKeys):
     """
-    A stream in Kinesis, whose shards have a record processor each.
+    A stream in Kinesis; each of its shards has a record processor.
 
-    Credentials are found as boto3 does.
+    Credentials are found as by boto3.
     """
 
     sharded: ClassVar[bool] = True
     stream: Argument
-    """Its name, or its ARN."""
+    """Name or ARN of the stream."""
     from_: Argument = "trim_horizon"
-    """Where it begins if there are no checkpoints: trim_horizon, with the oldest
-    record; latest, with what comes from then on; a time such as 2026-11-23T18:00:00Z,
+    """Where to begin without checkpoints: at the oldest record (trim_horizon), with
+    records that arrive from now on (latest), or at a time such as 2026-11-23T18:00:00Z,
     or in seconds since 1970."""
     region: Argument | None = None
-    """Of AWS; by default what boto3 finds."""
+    """AWS region; by default the one that boto3 finds."""
     endpoint: Argument | None = None
-    """URL of another service with this API, such as http://127.0.0.1:4567."""
+    """URL of another service with the same API, such as http://127.0.0.1:4567."""
     follow: bool = True
-    """Whether to wait for more at the end, until stopped."""
+    """Whether to wait for more records at the end, until stopped."""
     max_records: Annotated[int, Whole(1, 10_000)] = 10_000
-    """Records of one read, at most; of an action they are batch.size."""
+    """Maximum number of records in one read; that of an action is batch.size."""
     idle: Duration = 1.0
-    """Time until a shard is read again that had nothing new."""
+    """Pause before a shard that had no new records is read again."""
     sync: Duration = 60.0
-    """Time between two looks for new shards, beside those when a shard ends."""
+    """Time between two searches for new shards; they are also searched for when a shard
+    ends."""
 
     @classmethod
     def rules(cls, given: Mapping[str, Any]) -> Iterable[Problem]:
-        """Return what is no place to begin."""
+        """Yield a problem if ``from`` is not a place to begin."""
         start = given.get("from_", given.get("from"))
         if isinstance(start, str):
             try:
@@ -68,7 +69,7 @@ class KinesisSourceKeys(SourceKeys):
                 yield Problem(("from",), _EXPECTED, start)
 
     def missing(self, loc: Loc, look: Look) -> Iterator[Problem]:
-        """Yield boto3, if it is not there."""
+        """Yield a problem if boto3 is not installed."""
         if find_spec("boto3") is None:
             yield broken(loc, "needs boto3: pip install 'etlstage[kinesis]'")
 
@@ -77,7 +78,7 @@ class KinesisSourceKeys(SourceKeys):
         return f"stream {self.stream} in Kinesis"
 
     def about(self, stage: ExtractKeys, site: Site) -> Iterator[tuple[str, str]]:
-        """Yield which it is, and where it begins."""
+        """Yield which stream it is, and where reading begins."""
         yield "stream", self.stream
         where = self.endpoint or self.region
         yield from [("at", where)] if where else []
@@ -85,7 +86,7 @@ class KinesisSourceKeys(SourceKeys):
         yield "end", "waits for more" if self.follow else "ends where there is no more"
 
     def source(self, stage: ExtractKeys, site: Site) -> Source:
-        """Return what reads the stream."""
+        """Return the source that reads the stream."""
         from etlstage.shard.kinesis.source import KinesisSource, client_of
 
         return KinesisSource(
@@ -100,7 +101,7 @@ class KinesisSourceKeys(SourceKeys):
         )
 
     def wrong(self, stage: ExtractKeys, pipeline: PipelineKeys) -> Iterator[Problem]:
-        """Yield what has no place behind it: all but processors that commit."""
+        """Yield stages that can't follow a stream: all but processors that commit."""
         load = pipeline.load.stage
         if load is None or load.dialect.shape is not Shape.COMMITTED:
             text = (
@@ -118,11 +119,11 @@ class KinesisSourceKeys(SourceKeys):
             yield broken(("extract", "every"), "is not for streams: use kinesis.idle")
 
     def goes_on(self, stage: ExtractKeys) -> bool:
-        """Return that checkpoints are kept."""
+        """Return True: checkpoints are kept."""
         return True
 
     def tried(self) -> KinesisSourceKeys:
-        """Return the same up to the end."""
+        """Return the keys for reading only up to the end."""
         return replace(self, follow=False)
 
 
@@ -136,4 +137,4 @@ def _begin(text: str) -> str | float:
 
 
 KINESIS: Final = End("kinesis", KinesisSourceKeys)
-"""Streams of AWS, or of what has its API."""
+"""Streams of AWS, or of services with its API."""

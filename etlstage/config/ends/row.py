@@ -1,4 +1,4 @@
-"""What ends of rows have in common: the keys of a load, contracts of a schema, epochs."""
+"""Keys that the ends with rows have in common, and the bounds of epochs."""
 
 from __future__ import annotations
 
@@ -26,22 +26,24 @@ if TYPE_CHECKING:
 __all__ = ("EpochKeys", "RowSinkKeys", "RowSourceKeys", "absent_input")
 
 MANY: Final = set("*?[{")
-"""In a path that stands for any number of files."""
+"""Characters that make a path a pattern of files."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EpochKeys(Keys):
-    """How much is written at once."""
+    """How much is written in one epoch."""
 
     messages: Count = 1_000_000
-    """Messages, at most; with exactly-once see etlstage plan."""
+    """Maximum number of messages; with exactly-once an epoch may exceed it, see
+    etlstage plan."""
     bytes: Size = 128 << 20
-    """Bytes, at most, unless a single message has more; likewise."""
+    """Maximum number of bytes, unless a single message is longer; with exactly-once an
+    epoch may exceed it, see etlstage plan."""
     seconds: Duration = 60.0
-    """Time that messages wait for an epoch to be full, with exactly-once."""
+    """How long messages wait for an epoch to fill up, with exactly-once."""
 
     def text(self, pipeline: PipelineKeys) -> str:
-        """Return how much one covers on engine local."""
+        """Return how much an epoch covers on engine local."""
         size = self.shown("bytes")
         return f"{counted(self.messages, 'message')} or {size}{_uncut(pipeline)}"
 
@@ -51,7 +53,7 @@ class EpochKeys(Keys):
 
 
 class Missing(Choice):
-    """What becomes of what lacks a column; ``null`` is a word here, and no value."""
+    """What becomes of messages without a column; null is read as the word ``null``."""
 
     def __init__(self) -> None:
         super().__init__("missing", {"dead_letter": "dead_letter", "null": "null"})
@@ -70,18 +72,18 @@ class RowSourceKeys(SourceKeys):
 
     rows: ClassVar[bool] = True
     path: Argument | None = None
-    """Where it is, relative to the file's folder."""
+    """Path to read, relative to the pipeline file's folder."""
     format: str | None = None
-    """What it is."""
+    """Format of the rows."""
     options: dict[str, str] = field(default_factory=dict)
     """Options of the format."""
     schema_: Annotated[str, DDL] | None = None
-    """Its columns, as in "id long, title string"; a stream of files needs them."""
+    """Columns, as in "id long, title string"; required for a stream of files."""
     message: str | None = None
-    """The column that is the message; without it the only one if it is text or binary,
+    """Column that is the message; by default the only column if it is text or binary,
     else all columns as JSON, with nulls."""
     key: str | None = None
-    """A column, for order: key of the next stage."""
+    """Column that is the key, for order: key of the next stage."""
 
     def about(self, stage: ExtractKeys, site: Site) -> Iterator[tuple[str, str]]:
         """Yield where it is, and what a row becomes."""
@@ -100,13 +102,13 @@ class RowSourceKeys(SourceKeys):
         return self.key is not None
 
     def wrong(self, stage: ExtractKeys, pipeline: PipelineKeys) -> Iterator[Problem]:
-        """Yield a pause that only a stream makes."""
+        """Yield the problem of ``every`` on an engine that reads only once."""
         if stage.every is not None and pipeline.engine != "streaming":
             text = "is only for a worker on engine local, or for engine streaming"
             yield broken(("extract", "every"), text)
 
     def cut(self, pipeline: PipelineKeys, messages: int, size: int) -> tuple[int, int]:
-        """Return what a run may have at most, so that epochs keep to their bounds."""
+        """Return the most messages and bytes of a run, so that epochs keep bounds."""
         once = pipeline.delivery == "exactly-once"
         most = pipeline.load.end.bounds(pipeline.load) if once else Bounds()
         return min(messages, most.messages), min(size, most.bytes)
@@ -126,36 +128,38 @@ class RowSinkKeys(SinkKeys):
 
     rows: ClassVar[bool] = True
     path: Argument | None = None
-    """Where it goes, relative to the file's folder."""
+    """Path to write, relative to the pipeline file's folder."""
     format: str = "parquet"
-    """What it is."""
+    """Format of the rows."""
     options: dict[str, str] = field(default_factory=dict)
     """Options of the format."""
     mode: Literal["append", "overwrite", "error"] = "error"
-    """What is done about what is there."""
+    """What to do if there is output already: add to it (append), replace it
+    (overwrite), or fail (error)."""
     schema_: Annotated[str, DDL] | None = None
-    """Columns that JSON messages become; without it one column, value."""
+    """Columns made from messages, which are JSON objects; by default a single column,
+    value, the message as text."""
     missing_: Annotated[str, Missing()] = "dead_letter"
-    """What becomes of a message without a column that may not be null."""
+    """What becomes of a message that lacks a column which may not be null."""
     extra: Literal["dead_letter", "ignore"] = "ignore"
-    """What becomes of a message with a field that is no column."""
+    """What becomes of a message with a field that is not a column."""
     partition_by: tuple[str, ...] = ()
-    """Columns that become directories."""
+    """Columns that become folders."""
     epoch: EpochKeys = field(default_factory=EpochKeys)
-    """How much is written at once."""
+    """How much is written in one epoch."""
 
     def found(self, look: Look) -> Path | None:
         """Return where files would be, if that is on this machine."""
         return look.path(self.path) if self.path else None
 
     def missing(self, loc: Loc, look: Look) -> Iterator[Problem]:
-        """Yield output that must not be there, or can't be made; unknown columns."""
+        """Yield output that must not exist or can't be made, and unknown columns."""
         if look.loads and (place := self.found(look)) is not None:
             yield from judged(self._present(place, (*loc, "path"), look))
         yield from judged(self._unknown(loc))
 
     def _present(self, place: Path, loc: Loc, look: Look) -> Iterator[Problem]:
-        # What a load that was interrupted has written is not in its way: see the sinks.
+        # Output of an interrupted load does not keep it from resuming: see the sinks.
         begun = look.engine == "streaming" and os.path.exists(look.state / "checkpoint")
         if self.mode != "error" or not os.path.exists(place) or begun or look.resumes:
             yield from look.unmakeable(loc, place)
@@ -205,7 +209,7 @@ class RowSinkKeys(SinkKeys):
         return self.epoch.bounds()
 
     def again(self, engine: str) -> str:
-        """Return what the mode does with what is there."""
+        """Return what the mode does with existing output."""
         texts = {
             "append": "may load some messages twice",
             "overwrite": "replaces what was loaded",
@@ -216,7 +220,7 @@ class RowSinkKeys(SinkKeys):
         return f"{texts[self.mode]}; nothing is loaded of a run that fails before"
 
     def written(self, stage: LoadKeys, site: Site) -> dict[str, Any]:
-        """Return the settings of a sink of rows, and of messages that fit none."""
+        """Return the settings of a sink of rows, and for messages that fit no row."""
         return {
             "schema": self.schema_,
             "missing": self.missing_,
@@ -228,7 +232,7 @@ class RowSinkKeys(SinkKeys):
 
 
 def _uncut(pipeline: PipelineKeys) -> str:
-    """Return where an epoch may exceed its bounds, for the source can't be cut."""
+    """Return how an epoch may exceed its bounds because its source can't be cut."""
     if pipeline.delivery != "exactly-once":
         return ""
     extract = pipeline.extract.name
@@ -246,7 +250,7 @@ def _uncut(pipeline: PipelineKeys) -> str:
 def absent_input(
     path: str, place: Path | None, loc: Loc, look: Look
 ) -> Iterator[Problem]:
-    """Yield the files of a source, which would be at ``place``, if there are none."""
+    """Yield a problem if a source has no files at ``place``."""
     if place is None or {"{", "\\"} & set(path):
         return  # Hadoop knows alternatives and escapes, glob does not.
     if not MANY & set(path):

@@ -3,8 +3,8 @@ An HTTP service that has its requests answered by workers.
 
 Run it with ``uvicorn app:app``. ``POST /`` passes the body to a worker; ``/health`` is
 for a liveness probe, ``/ready`` for a readiness probe, and ``/metrics`` for Prometheus.
-The workers live as long as the server: what was asked before it stops is answered. A
-FastAPI application does the same, with the same service.
+The workers run as long as the server: requests that came before it stops are answered.
+A FastAPI application does the same, with the same service.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def make(stage: Stage) -> Starlette:
     service = StageService(stage, meter=PrometheusMeter())
 
     async def answer(request: Request) -> Response:
-        # What is refused, too much or too late the service answers by itself.
+        # The service itself answers what is refused, too much or too late.
         outputs = await service.ask(await service.body(request))
         return Response(b"\n".join(outputs), media_type="application/json")
 

@@ -6,7 +6,7 @@ Add up the numbers on stdin while they come: each line is answered by a worker.
     pip install 'etlstage[cocaine]'
     seq 3 | python service.py
 
-It shows a session that is kept open: both sides speak when they like.
+It shows a session that is kept open: both sides send when they like.
 """
 
 from __future__ import annotations

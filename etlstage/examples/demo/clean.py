@@ -1,8 +1,8 @@
 """
 Clean one record: JSON in, JSON out.
 
-Fields get short names, numbers and dates become what they are, what is unknown
-becomes null. A record that cannot be used gets no reply and so goes no further.
+Fields get short names, numbers and dates are converted, and unknown values become
+null. A record that cannot be used gets no reply and so goes no further.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def text(value: str) -> str | None:
 
 def speed(record: dict[str, str]) -> int | None:
     """Return the speed; null if it is empty or zero, since nothing flies at 0 knots."""
-    # Spark leaves out what is empty.
+    # Spark omits empty fields.
     knots = int(record.get("Speed IAS in knots", 0))
     return knots or None
 

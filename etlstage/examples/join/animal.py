@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from etlstage import worker
 
 MAMMALS = {"coyote", "deer"}
-# Names that hide the family, and families that are one.
+# Names that do not contain the family, and families that count as one.
 FAMILIES = {
     "dove": "pigeon",
     "kestrel": "falcon",

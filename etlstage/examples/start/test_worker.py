@@ -16,7 +16,7 @@ def test_blanks_around_a_name_are_dropped() -> None:
 
 
 def test_line_without_a_name_is_refused() -> None:
-    """And the worker goes on."""
+    """The worker continues with the next message."""
     assert worker.run(clean, [b" ", b"Alan Turing"]) == [
         worker.Refuse("no name"),
         [b"Alan Turing"],

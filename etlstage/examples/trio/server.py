@@ -8,8 +8,8 @@ A TCP service on trio: each line that a client sends is answered by a worker.
 
     echo some words | nc -N localhost 8000
 
-An answer is a line: what the worker made of the client's, or ``error:`` and why there
-is nothing. Kill a worker, and no client notices. Ctrl-C ends it.
+Each answer is a line: the worker's output, or ``error:`` and the reason why there is
+none. If you kill a worker, no client notices. Ctrl-C ends the service.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ async def answer(supervisor: AsyncSupervisor, line: bytes) -> bytes:
 
 
 async def serve(supervisor: AsyncSupervisor, client: trio.SocketStream) -> None:
-    """Answer one client until it goes."""
+    """Answer one client until it disconnects."""
     rest = b""
     try:
         async for data in client:
@@ -54,7 +54,7 @@ async def serve(supervisor: AsyncSupervisor, client: trio.SocketStream) -> None:
                 await client.send_all(b"error: the line is too long\n")
                 return
     except trio.BrokenResourceError:
-        pass  # it did not wait
+        pass  # the client did not wait
 
 
 async def main(port: int) -> None:

@@ -1,7 +1,7 @@
 """
 The worker of the service: answers a line with its words in reverse order.
 
-It dies of the word ``crash``, so that you can see what becomes of the others.
+It dies of the word ``crash``, so that you can see what happens to other lines.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Dead letters: messages that are kept, with all there is to know of them."""
+"""Dead letters: messages that could not be processed, kept with their context."""

@@ -1,13 +1,12 @@
 """
 A message that a stage could not process, and all that it takes to run it again.
 
-It holds no secrets: of a worker's environment it has the names, and what a pipeline
-file interpolated stands there as it was written; see ``store.py``.
+It holds no secrets: of a worker's environment it has only the names, and values that a
+pipeline file interpolates are kept as references; see ``store.py``.
 
-What letters have in common, their cause, is the stage, the kind of the error, and its
-first clause, in which numbers and ids are folded into ``#``: five thousand letters of
-one cause are one group. The number of groups is bounded, whatever workers
-write.
+Letters have the same cause if they have the same stage, kind of error, and first clause
+of the error, in which numbers and ids are folded into ``#``: five thousand letters of
+one cause are one group. The number of groups is bounded, whatever workers write.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ __all__ = (
 )
 
 WHO: Final = re.compile(r"stage [^:;]+: (?:worker [^:;]+ \(pid \d+\) )?")
-"""How errors begin that describe the end of a worker, or its cause."""
+"""The beginning of errors that describe the exit of a worker, or its cause."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,14 +41,14 @@ class DeadLetter:
     """One message that could not be processed, and why."""
 
     id: str
-    """Unique over all runs; the number of the run, and of the letter in it."""
+    """Unique over all runs: the run's id, and the letter's number in the run."""
     time: str
     """When it was dead-lettered: ISO 8601, UTC."""
     pipeline: str
     run: str
     stage: str
     place: int
-    """Of the message in the stage's input, counted from 0."""
+    """Place of the message in the stage's input, counted from 0."""
     message: bytes
     error: str
     kind: str
@@ -57,18 +56,18 @@ class DeadLetter:
     attempts: tuple[Attempt, ...]
     """The attempts at the message, oldest first."""
     config: Mapping[str, Any]
-    """The stage, as plain JSON; of its environment the names."""
+    """The stage, as plain JSON; of its environment only the names."""
     pending: bool = False
-    """Whether its run was to replace the output, and had not yet: see ``Settled``."""
+    """Whether its run was yet to replace the output: see ``Settled``."""
 
     @property
     def of_input(self) -> bool:
-        """Whether it is damage that the extract stage has found, and no message."""
+        """Whether it is input damage found by the extract stage, not a message."""
         return self.config.get("kind") == StageKind.EXTRACT.value
 
     def to_dict(self) -> dict[str, Any]:
         """Return the letter as plain JSON: its message in base64, its place from 1."""
-        # Not by asdict(), which copies all that the configuration holds.
+        # Not with asdict(), which would copy the whole configuration.
         plain = {name: getattr(self, name) for name in _NAMES}
         plain["message"] = base64.b64encode(self.message).decode()
         plain["place"] = self.place + 1
@@ -79,12 +78,12 @@ class DeadLetter:
 
     def to_line(self, config: str | None = None) -> bytes:
         """
-        Return the letter as a line of JSON: that of :meth:`to_dict`.
+        Return the letter as a line of JSON, with the content of :meth:`to_dict`.
 
-        There may be thousands a second, which is why it is put together here.
+        It is formatted by hand, as there may be thousands of letters a second.
 
         Args:
-            config: The configuration as JSON, which is the larger part, if it is known.
+            config: The configuration as JSON, if known, as it is the larger part.
 
         """
         if config is None:
@@ -101,7 +100,7 @@ class DeadLetter:
 
     @classmethod
     def from_line(cls, line: bytes) -> DeadLetter:
-        """Return the letter of a line; raises ValueError if it is none."""
+        """Return the letter of a line; raises ValueError if it is not one."""
         try:
             plain = json.loads(line)
             plain["message"] = base64.b64decode(plain["message"], validate=True)
@@ -119,7 +118,7 @@ _PENDING: Final = ', "pending": true'
 
 @lru_cache(maxsize=64)
 def _dumped(attempts: tuple[Attempt, ...]) -> str:
-    """Return the attempts as JSON; those of many refusals are the same."""
+    """Return the attempts as JSON; cached, as many refusals have the same."""
     return json.dumps([attempt._asdict() for attempt in attempts])
 
 
@@ -138,10 +137,10 @@ def first_clause(error: str) -> str:
 OTHERS: Final = "(other causes)"
 _LONGEST: Final = 300  # characters of a clause
 _FOLDED: Final = re.compile(
-    r"(?<!\w)(?<!status )(?<!utf-)"  # exits differ, and this is a name
+    r"(?<!\w)(?<!status )(?<!utf-)"  # exit statuses differ, and utf-8 is a name
     r"(?:[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
     r"|0x[0-9a-f]+|[-+]?\d+(?:[T.,:/_-]\d+)*"
-    r"|(?=(?:\w*?\d){3})\w+)"  # three digits make an id of a word
+    r"|(?=(?:\w*?\d){3})\w+)"  # a word with three digits is an id
     r"(?!\w)",
     re.IGNORECASE,
 )
@@ -150,7 +149,7 @@ _JOINED: Final = re.compile(r"#(?:[.,:/_-]#)+")
 
 @dataclass(slots=True)
 class LetterGroup:
-    """Letters of one cause."""
+    """A group of letters with one cause."""
 
     stage: str
     kind: str
@@ -159,23 +158,23 @@ class LetterGroup:
     """The errors' first clause, folded."""
     count: int
     first: str
-    """When the first was dead-lettered: ISO 8601, UTC."""
+    """When the first letter was dead-lettered: ISO 8601, UTC."""
     last: str
     example: str
-    """The id of the last."""
+    """The id of the last letter."""
 
     @property
     def cause(self) -> str:
-        """The class of the errors, and what they have in common."""
+        """The class of the errors, and their folded first clause."""
         return f"{self.kind}: {self.why}" if self.why else self.kind
 
 
 class Causes:
     """
-    Groups letters as they come.
+    Groups letters by cause, as they come.
 
     Args:
-        most: Groups, at most.
+        most: Maximum number of groups, besides those for other causes.
 
     """
 

@@ -1,8 +1,8 @@
 """
-What becomes of a message that a stage can't process.
+The handling of messages that a stage can't process.
 
-The stage has retried it as often as it may; here it is dead-lettered, or ends the run.
-The one place that judges an error budget.
+The stage has retried such a message as often as allowed; here the message is
+dead-lettered, or ends the run. This is the only place that checks an error budget.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ OF_A_MESSAGE: Final = (
 )
 """Errors that concern one message; others concern the whole stage."""
 
-_AT_ONCE: Final = 256  # letters
-_SOON: Final = 0.05  # seconds: what comes more slowly is written at once
-_RATE: Final = 10.0  # letters a second that are logged in the long run
-_BURST: Final = 100.0  # letters that are logged at once
-_CAUSES: Final = 1000  # that are counted apart
+_AT_ONCE: Final = 256  # letters that are written together
+_SOON: Final = 0.05  # seconds: letters at longer intervals are written immediately
+_RATE: Final = 10.0  # letters logged per second, in the long run
+_BURST: Final = 100.0  # letters logged at once
+_CAUSES: Final = 1000  # causes that are counted separately
 
 
 class DeadLetterPolicy:
@@ -77,11 +77,11 @@ class DeadLetterPolicy:
     Decides about the messages that one stage can't process, and books them.
 
     Args:
-        account: Of the stage.
-        policy: What is to become of such messages.
+        account: The stage's account.
+        policy: What to do with such messages.
         config: The stage, as plain JSON.
-        letters: Where they are kept; None: the first one ends the run.
-        judged_of: Messages of which the budget's share is taken, at least.
+        letters: Where to keep dead letters; None: the first such message ends the run.
+        judged_of: The least number of messages of which the budget's share is taken.
 
     """
 
@@ -100,7 +100,7 @@ class DeadLetterPolicy:
         self._budget = policy.budget
         self._judged_of = judged_of
         self._held: list[DeadLetter] = []
-        self._last: Exception | None = None  # why the last of them is one
+        self._last: Exception | None = None  # the error of the last letter
         self._kept_at = -math.inf
         self._throttle = Throttle(rate=_RATE, burst=_BURST)
         self._unlogged = 0
@@ -108,29 +108,29 @@ class DeadLetterPolicy:
 
     @property
     def keeps(self) -> bool:
-        """Whether messages are dead-lettered at all."""
+        """Whether messages are dead-lettered rather than ending the run."""
         return self._letters is not None
 
     async def settle(self, error: Exception, messages: Run, *, place: int) -> None:
-        """Do as :meth:`hold`, and wait until the messages are dead-lettered."""
+        """Like :meth:`hold`, but return only once the messages are dead-lettered."""
         await self.hold(error, messages, place=place)
         await self.flush()
 
     async def hold(self, error: Exception, messages: Run, *, place: int) -> None:
         """
-        Dead-letter messages, in a moment; raise when that ends the run.
+        Dead-letter messages, possibly a moment later; raise if that ends the run.
 
-        Where many come at once, they are written some at a time: :meth:`flush` must
-        come before anything that counts on them.
+        Letters are written in groups if many come at once, so :meth:`flush` must be
+        called before anything that relies on them.
 
         Args:
             error: Why they can't be processed.
-            messages: The messages, consecutive ones.
-            place: Of the first in the stage's input.
+            messages: Consecutive messages.
+            place: Place of the first one in the stage's input.
 
         Raises:
             Exception: ``error`` itself, if it is not about these messages alone, or
-                nothing is to be dead-lettered.
+                nothing is dead-lettered.
             StageError: If there were too many, or they can't be written.
 
         """
@@ -142,9 +142,10 @@ class DeadLetterPolicy:
         self, error: Exception, messages: Run, *, place: int
     ) -> Sequence[DeadLetter]:
         """
-        Dead-letter messages ahead of their turn, in which :meth:`count` books them.
+        Dead-letter messages now, to be booked by :meth:`count` when it is their turn.
 
-        Returns the letters; takes and raises what :meth:`hold` does.
+        Returns the letters; takes the same arguments as :meth:`hold`, and raises the
+        same errors, except that the budget is checked by :meth:`count`.
         """
         made = await self._letters_of(error, messages, place)
         await self._write(made)
@@ -158,7 +159,7 @@ class DeadLetterPolicy:
         if letters is None or ends_run or not isinstance(error, OF_A_MESSAGE):
             await self.flush()
             self._fail(error, len(messages))
-            # What ends a stage is one error for all of its messages: the first counts.
+            # All messages share the error that ends a stage: keep the first place.
             if isinstance(error, EtlstageError) and error.place is None:
                 error.place = place
             raise error
@@ -170,13 +171,13 @@ class DeadLetterPolicy:
 
     async def hold_refused(self, answer: Outcome, before: int = 0) -> None:
         """
-        Do as :meth:`hold` with those of some messages that their worker refused.
+        Dead-letter the messages of an outcome that their worker refused.
 
-        It stops where that ends the run.
+        Like :meth:`hold`, it raises as soon as a message ends the run.
 
         Args:
-            answer: What became of the messages.
-            before: Messages in front of the input in which they have their places.
+            answer: The outcome of the messages.
+            before: Number of the stage's messages before those of the submission.
 
         """
         letters = self._letters
@@ -200,20 +201,20 @@ class DeadLetterPolicy:
         place: int,
         came: str,
     ) -> DeadLetter:
-        # One object for each, and not its error beside it: see Refusals.
+        # Hold one object per letter, without its error, to spare the garbage collector.
         stage, config, self._last = self._account.stage, self._config, error
         return letters.letter(stage, place, message, error, config=config, time=came)
 
     @property
     def _ripe(self) -> bool:
-        """Whether what is held is as much as is written at once, or ends the run."""
+        """Whether enough letters are held to write them, or too many for the budget."""
         held = len(self._held)
         return held >= _AT_ONCE or not allows(
             self._budget, self._account, held, self._judged_of
         )
 
     async def flush(self) -> None:
-        """Dead-letter what is held; raise when that ends the run, as :meth:`hold`."""
+        """Write and book held letters; raise like :meth:`hold` if that ends the run."""
         held, self._held = self._held, []
         if held:
             await self._write(held)
@@ -234,7 +235,7 @@ class DeadLetterPolicy:
         letters, account = self._letters, self._account
         assert letters is not None, "they are written"
         account.dead += len(held)
-        # Where the host logs to may be gone; the letters are kept all the same.
+        # The host's log destination may be gone; the letters are kept anyway.
         with suppress(Exception):
             self._log(held)
         try:
@@ -266,25 +267,25 @@ class DeadLetterPolicy:
                 stage=letter.stage,
                 message=letter.place + 1,
                 id=letter.id,
-                # Of the letter: the error's own text may hold a secret.
+                # The letter's text, as that of the error itself may hold a secret.
                 error=first_clause(letter.error) or letter.kind,
                 **({"of_this_cause": count} if count > 1 else {}),
                 **({"not_logged_before": unlogged} if unlogged else {}),
             )
 
     def _fail(self, error: Exception, count: int) -> None:
-        # What has no other outcome at the end of a run is unprocessed: not counted here.
+        # Messages not counted here are booked as unprocessed at the end of the run.
         if isinstance(error, OF_A_MESSAGE) and not isinstance(error, WorkerLost):
             self._account.failed += count
 
 
 def _is_news(count: int) -> bool:
-    """Return whether so many letters of one cause are to be logged: powers of ten."""
+    """Return whether to log a cause's letter with this count: a power of ten."""
     return str(count).strip("0") == "1"
 
 
 def allows(budget: ErrorBudget, account: Account, more: int, judged_of: int) -> bool:
-    """Return whether so many more messages may be dead-lettered."""
+    """Return whether ``more`` further messages may be dead-lettered."""
     return budget.allows(account.dead + more, max(account.received, judged_of))
 
 
@@ -297,14 +298,14 @@ def check_budget(
     judged_of: int = 0,
 ) -> None:
     """
-    Do nothing, unless a stage could not process more messages than it may.
+    Assert that a stage has dead-lettered no more messages than its budget allows.
 
     Args:
-        account: Of the stage.
-        budget: How many it may.
+        account: The stage's account.
+        budget: How many messages may be dead-lettered.
         last: Why the last of them could not be processed.
-        look: The command that shows them; None: they are not kept.
-        judged_of: Messages of which the budget's share is taken, at least.
+        look: The command that shows the letters; None: they are not kept.
+        judged_of: The least number of messages of which the budget's share is taken.
 
     Raises:
         StageError: If there are more.
@@ -325,7 +326,7 @@ _PLAIN: Final = (str, int, float, bool, type(None))
 
 
 def letter_time() -> str:
-    """Return now, as dead letters have it."""
+    """Return the current time in the format of dead letters."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 

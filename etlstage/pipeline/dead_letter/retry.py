@@ -1,15 +1,16 @@
 """
-What becomes of dead letters: they pass in a retry, fail once more, or are dropped.
+The outcomes of dead letters: they pass in a retry, fail once more, or are dropped.
 
-Runs only ever append to the files of letters, and may do so at any time. What is decided
-of a letter later stands beside them, in a file for each retry or drop: the ids of those
-that are gone, the letters that failed again, with all of their attempts, and letters
-that are new. Such a file is written aside and renamed: that it is there is the record.
+Runs only ever append to the letter files, and may do so at any time. What happens to a
+letter later is recorded beside these, in one file for each retry or drop: the ids of
+letters that are gone, the letters that failed again, with all of their attempts, and
+new letters. Such a file is written under another name and renamed, so that its
+existence is the record.
 
-A retry runs letters once more, through their stage and on into the load. Some letters of
-one stage at a time are the source of a pipeline that begins with their stage. When all
-that came of them is durable, one record has what became of each. A retry that was
-interrupted has no record, and its letters are as they were.
+A retry runs letters once more, through their stage and on into the load. A chunk of the
+letters of one stage is the source of a pipeline that begins with that stage. When all
+its results are durable, one record stores the outcome of each letter. A retry that was
+interrupted has no record, and leaves its letters as they were.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ __all__ = (
     "settle",
 )
 
-_AT_ONCE: Final = 10_000  # letters that one record covers, at most
-_BYTES: Final = 64 << 20  # of their messages, unless one alone is larger
+_AT_ONCE: Final = 10_000  # maximum number of letters that one record covers
+_BYTES: Final = 64 << 20  # maximum size of their messages, unless one is larger
 _RUN: Final = 256  # messages
 _RETRY: Final = "retry-"
 _DROP: Final = "drop-"
@@ -63,12 +64,12 @@ Became: TypeAlias = Literal["passed", "dropped"]
 
 class Settled:
     """
-    The letters of a state directory, as they stand now, those behind durable edges, too.
+    The current letters of a state directory, and of the parts after durable edges.
 
-    It does not see what is recorded later; letters that runs append it does.
+    Outcomes that are recorded later are not seen; letters that runs append are.
 
     Args:
-        folder: Where the files of the letters are.
+        folder: The folder of the letter files.
 
     Raises:
         StateUnusable: If a record can't be read.
@@ -83,7 +84,7 @@ class Settled:
         self._stages: set[str] = set()
         self._behind = [Settled(at / FOLDER) for at in behind(folder.parent)]
         self.replaced: Replaced | None = replacement(folder)
-        """Which run has replaced the output; None: none has."""
+        """The run that last replaced the output; None: no run has."""
         for number in range(len(self._files)):
             for item in self._read(number):
                 if isinstance(item, DeadLetter):
@@ -94,42 +95,42 @@ class Settled:
 
     @property
     def stages(self) -> list[str]:
-        """Names of the stages of which there is any file, or was any letter."""
+        """Names of the stages that have a letter file, or ever had a letter."""
         names = map(stage_of_file, self._folder.glob(f"*{SUFFIX}"))
         others = (stage for one in self._behind for stage in one.stages)
         return sorted({*names, *self._stages, *others})
 
     @property
     def parts(self) -> list[Settled]:
-        """Those of the parts of a pipeline, of which each has a state directory."""
+        """This object, and those of the parts after durable edges."""
         return [self, *self._behind]
 
     @property
     def state(self) -> Path:
-        """The state directory of those that are behind no edge."""
+        """The state directory, without those of the parts after durable edges."""
         return self._folder.parent
 
     def ids(self) -> set[str]:
-        """Return the ids of the letters that are left, behind no edge; blocks."""
+        """Return the ids of this directory's remaining letters; blocks."""
         names = map(stage_of_file, self._folder.glob(f"*{SUFFIX}"))
         found = (item for name in {*names, *self._stages} for item in self._own(name))
         return {item.id for item in found if isinstance(item, DeadLetter)}
 
     @property
     def next(self) -> int:
-        """The number of the retry that is to come: one behind the last recorded."""
+        """The number of the next retry: one more than the last recorded."""
         names = [path.name for path in self._files if path.name.startswith(_RETRY)]
         return 1 + max(
             (int(name[len(_RETRY) : -len(SUFFIX)]) for name in names), default=0
         )
 
     def became(self, number: str) -> Became | None:
-        """Return what became of a letter that is no more."""
+        """Return the outcome of a letter that is gone; None: it is not."""
         found = (one.became(number) for one in self._behind)
         return self._gone.get(number) or next(filter(None, found), None)
 
     def superseded(self, letter: DeadLetter) -> bool:
-        """Return whether it is not this letter that the output lacks."""
+        """Return whether the letter's output was replaced since, or never written."""
         for one in self._behind:
             if letter.stage in one.stages:
                 return one.superseded(letter)
@@ -140,13 +141,13 @@ class Settled:
 
     @property
     def superseded_by(self) -> str:
-        """Why letters are superseded, for a human."""
+        """Why letters are superseded, for humans."""
         found = next((one.replaced for one in self.parts if one.replaced), None)
         by = f" by run {found.run}" if found is not None else ""
         return f"their output was overwritten{by}, or never written"
 
     def letters(self, stage: str) -> Iterator[DeadLetter | Torn]:
-        """Yield the letters of a stage that are left, oldest first; blocks."""
+        """Yield a stage's remaining letters, oldest first; blocks."""
         for one in self.parts:
             yield from one._own(stage)
 
@@ -194,17 +195,17 @@ def settle(
     number: int | None = None,
 ) -> None:
     """
-    Record what became of letters, durably, all of it or nothing; blocks.
+    Record the outcomes of letters, durably, all of them or none; blocks.
 
     Args:
-        state: The state directory; it is ours, and there are letters in it.
-        gone: The ids of letters that are no more.
-        became: Why.
-        letters: Those that failed again, by their ids, and new ones.
-        number: Of the retry, if it was one.
+        state: The state directory; it is ours, and has letters.
+        gone: The ids of letters that are gone.
+        became: Why they are gone.
+        letters: Letters that failed again, with their old ids, and new ones.
+        number: Number of the retry; None: the letters were dropped.
 
     Raises:
-        StateUnusable: If it can't be recorded.
+        StateUnusable: If the outcomes can't be recorded.
 
     """
     folder = state / FOLDER / SETTLED
@@ -213,7 +214,7 @@ def settle(
     part = path.with_suffix(".new")
     try:
         make_settled(state)
-        part.unlink(missing_ok=True)  # of a retry that was killed
+        part.unlink(missing_ok=True)  # left by a retry that was killed
         with opened(part, os.O_RDWR | os.O_CREAT | os.O_EXCL) as file:
             for id_ in gone:
                 file.write(json.dumps({"id": id_, "became": became}).encode() + b"\n")
@@ -234,27 +235,27 @@ class LetterSource(Source):
 
     Args:
         letters: The letters.
-        name: As reports and errors call it.
+        name: Name of the stage in reports and errors.
 
     """
 
     def __init__(self, letters: Sequence[DeadLetter], *, name: str) -> None:
         super().__init__(name)
         self.given: int = 0
-        """How many were passed on."""
+        """Number of messages passed on."""
         self._letters = letters
         self.size: int | None = len(self._letters)
 
     async def runs(self) -> AsyncGenerator[Run | Position, None]:
-        """Yield runs of messages; positions there are none."""
+        """Yield runs of messages; there are no positions."""
         for at in range(0, len(self._letters), _RUN):
             run = [letter.message for letter in self._letters[at : at + _RUN]]
             self.given += len(run)
-            # Their keys are gone with the rows of the source: one key keeps the order.
+            # The keys went with the rows of the source: a common key keeps the order.
             yield AnnotatedRun(run, key=[0] * len(run))
 
     def drain(self) -> bool:
-        """Let it be cancelled right away: what was not passed on stays as it is."""
+        """Allow immediate cancellation: letters not passed on stay as they are."""
         return False
 
 
@@ -264,7 +265,7 @@ class Retry:
 
     Args:
         letters: The letters.
-        number: Of the retry, see :class:`Settled`.
+        number: Number of the retry, see :class:`Settled`.
 
     """
 
@@ -275,14 +276,14 @@ class Retry:
             letters, name=f"dead letters of {self.stage}"
         )
         self.again: list[DeadLetter] = []
-        """Those that failed again, with one more attempt."""
+        """Letters that failed again, with one more attempt."""
         self.new: list[DeadLetter] = []
-        """What came of letters, and could not be processed further on."""
+        """Letters of results that a later stage could not process."""
         self._letters = letters
 
     @property
     def known(self) -> dict[tuple[str, int, bytes], str]:
-        """The id of each letter, by the stage, place and message in this attempt."""
+        """The id of each letter, by its stage, place and message in this attempt."""
         places = enumerate(self._letters)
         return {(self.stage, at, x.message): x.id for at, x in places}
 
@@ -304,37 +305,37 @@ class Retry:
 
     @property
     def passed(self) -> list[str]:
-        """The ids of those that passed, once the pipeline has run to its end."""
+        """The ids of the letters that passed, once the pipeline has run to its end."""
         failed = {letter.id for letter in self.again}
         given = self._letters[: self.source.given]
         return [letter.id for letter in given if letter.id not in failed]
 
     def record(self, state: Path) -> None:
-        """Record what became of the letters; raises as :func:`settle`."""
+        """Record the outcomes of the letters; raises like :func:`settle`."""
         letters = [*self.again, *self.new]
         settle(state, self.passed, "passed", letters=letters, number=self.number)
 
     @property
     def note(self) -> str:
-        """What became of them, for a sink to note where they end."""
+        """The outcomes of the letters, as a note for the sink to store."""
         letters = [letter.to_line().decode() for letter in (*self.again, *self.new)]
         return json.dumps([self.number, self.passed, letters])
 
 
 def record_noted(state: Path, number: int, note: str) -> bool:
     """
-    Record what a sink has noted of a retry that was killed before it was recorded.
+    Record a retry that was killed before its record, from the note in its sink.
 
     Args:
         state: The state directory.
-        number: Of the retry that is to come.
-        note: What was noted last.
+        number: Number of the next retry.
+        note: The last note in the sink.
 
     Returns:
-        Whether that was of this retry; then there is another to come.
+        Whether the note was of that retry, which is then recorded.
 
     Raises:
-        StateUnusable: If it can't be understood, or recorded.
+        StateUnusable: If the note can't be understood, or the outcomes not recorded.
 
     """
     try:

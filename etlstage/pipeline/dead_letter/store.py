@@ -1,17 +1,18 @@
 """
-Where dead letters are kept: on disk, until somebody looks at them.
+Storage of dead letters on disk, until a user looks at them.
 
 Each stage has one append-only file in the state directory, shared by all runs; a
 line is one letter, as JSON. A crash in the middle of an append leaves a torn line:
-later letters go on behind it, and readers skip it with a warning. Secrets are removed
-from what is written there. On an executor the letters of a task go elsewhere, and come
-home with its rows.
+later letters are appended after it, and readers skip it with a warning. Secrets are
+removed before anything is written. On an executor, the letters of a task are stored
+elsewhere and come back with its rows.
 
-A load that replaces its output leaves letters behind whose output is gone: to retry
-them would add to the output what the load has added itself. It is recorded which run
-was the last to replace it, and when; letters of others, from before, are superseded.
-So are those of a run that ended before it replaced the output: what is there lacks
-other messages. Letters that were written before it did are marked as *pending*.
+When a load replaces its output, letters of earlier runs refer to output that is gone:
+retrying them would add messages that the load has already added itself. So the run that
+last replaced the output is recorded, with the time; older letters of other runs are
+superseded. So are the letters of a run that ended before it replaced the output,
+because the output that exists lacks other messages. Letters that a run writes before it
+replaces the output are marked as *pending*.
 """
 
 from __future__ import annotations
@@ -61,16 +62,16 @@ __all__ = (
 )
 
 FOLDER: Final = "dead_letters"
-"""Where the files are, in the state directory."""
+"""The folder of the letter files, in the state directory."""
 SUFFIX: Final = ".jsonl"
 _PIECE: Final = 1 << 20  # bytes
 SETTLED: Final = "settled"
-"""The folder of the records, in that of the letters."""
+"""The folder of the records about letters, in the folder of the letters."""
 _REPLACED: Final = "replaced.json"
 
 
 class Torn(NamedTuple):
-    """A line that is no letter: a run was stopped, or ran out of space, in it."""
+    """An incomplete line: a run was stopped, or ran out of space, while writing it."""
 
     path: Path
     line: int
@@ -83,9 +84,9 @@ class Replaced(NamedTuple):
     """The last replacement of the output."""
 
     run: str
-    """What sets the run apart; its own letters count."""
+    """Identifies the run; its own letters are not superseded."""
     time: str
-    """When it was: ISO 8601, UTC."""
+    """Time of the replacement: ISO 8601, UTC."""
 
 
 class DeadLetters:
@@ -93,12 +94,13 @@ class DeadLetters:
     Keeps the dead letters of one run.
 
     Args:
-        state: The state directory; made, for us alone, with the first letter.
+        state: The state directory; created, private to us, with the first letter.
         pipeline: Name of the pipeline.
-        shown: What messages have users give to ``etlstage dlq``; default: ``state``.
-        run: What sets this run's letters apart; default: a random number.
-        commands: The command of a stage as it was written, by the stage's name.
-        hidden: Texts that are not to be stored, and what stands in for each.
+        shown: The path to show users as the argument of ``etlstage dlq``; default:
+            ``state``.
+        run: Identifies this run's letters; default: a random number.
+        commands: By stage name, the stage's command as the pipeline file has it.
+        hidden: Texts that must not be stored, with the replacement of each.
 
     """
 
@@ -115,29 +117,30 @@ class DeadLetters:
         self.pipeline = pipeline
         self.run: str = run or secrets.token_hex(4)
         self.count: int = 0
-        """Letters of this run."""
+        """Number of letters of this run."""
         self.pending: bool = False
-        """Whether the run is to replace the output, and has not yet."""
+        """Whether the run will replace the output but has not done so yet."""
         self.fence: int = 0
-        """Of the run, if it holds the state directory: behind a higher one none is kept."""
+        """The run's fence, if it holds the state directory. Once another run has raised
+        the fence, no letter is kept any more."""
         self._state = state
         self._shown = shown or str(state)
         self._commands = commands or {}
         self.secrets: Secrets = Secrets(hidden)
-        """What is not to be shown, here or elsewhere."""
+        """The texts that must not be shown, here or elsewhere."""
         self._numbered = 0
-        # Of those that were there before, the ids.
+        # The ids of letters that already exist, by stage, place and message.
         self._known: dict[tuple[str, int, bytes], str] = {}
         self._keep: Callable[[DeadLetter], Awaitable[None]] | None = None
         self._configs: Mapping[str, Mapping[str, Any]] = {}
         self._files: dict[str, LetterFile] = {}
-        # By stage: the configuration as it was given, and as it is kept.
+        # By stage: the configuration as given, and as stored in letters.
         self._shown_configs: dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {}
         self._last_dumped: tuple[Mapping[str, Any], str] = ({}, "{}")
 
     @property
     def folder(self) -> Path:
-        """Where the files of the letters are."""
+        """The folder of the letter files."""
         return self._state / FOLDER
 
     @property
@@ -147,7 +150,7 @@ class DeadLetters:
 
     def check(self) -> None:
         """
-        Assert that letters may be kept where they are to be, if that is there.
+        Assert that letters may be stored in the state directory, if it exists.
 
         Raises:
             StateUnusable: If the folder is not ours, or there is a link in it.
@@ -175,15 +178,15 @@ class DeadLetters:
         time: str,
     ) -> DeadLetter:
         """
-        Return a letter, which is to be kept.
+        Return a new letter; it is stored by :meth:`keep`.
 
         Args:
             stage: Name of the stage that could not process the message.
-            place: Of the message in the stage's input.
+            place: The message's place in the stage's input.
             message: The message.
-            error: Why.
+            error: Why the stage could not process it.
             config: The stage, as plain JSON.
-            time: When: ISO 8601, UTC.
+            time: When it was dead-lettered: ISO 8601, UTC.
 
         """
         return DeadLetter(
@@ -206,7 +209,7 @@ class DeadLetters:
         Append letters of one stage; they are durable after :meth:`sync`.
 
         Raises:
-            StageError: If they can't be written; then none of them is.
+            StageError: If the letters can't be written; then none of them is.
 
         """
         if self._keep is None:
@@ -221,8 +224,8 @@ class DeadLetters:
         Append a letter that was written elsewhere in this run; blocks.
 
         Args:
-            letter: The letter; it gets another id.
-            place: Of its message in the stage's whole input.
+            letter: The letter; it gets a new id.
+            place: Its message's place in the stage's whole input.
 
         Raises:
             StageError: If it can't be written.
@@ -237,10 +240,10 @@ class DeadLetters:
 
     def supersede(self, time: str) -> None:
         """
-        Record that this run has replaced the output: letters of others are superseded.
+        Record that this run has replaced the output, superseding others' letters.
 
         Args:
-            time: When, as letters have it.
+            time: When, in the format of letters.
 
         Raises:
             StateUnusable: If it can't be recorded, or another run has taken over.
@@ -252,7 +255,7 @@ class DeadLetters:
         self.pending = False
 
     def recall(self) -> None:
-        """Record this run's letters: what is there is not appended again."""
+        """Remember this run's stored letters, so that none is appended twice."""
         for path in letter_files(self._state):
             for letter in read_letters(path):
                 if isinstance(letter, DeadLetter) and letter.run == self.run:
@@ -262,11 +265,11 @@ class DeadLetters:
                     self._numbered = max(self._numbered, number)
 
     def size(self, stage: str) -> int:
-        """Return how many bytes the letters of a stage have on disk, of all runs."""
+        """Return the size in bytes of a stage's letters on disk, of all runs."""
         return size_of(self._state, stage)
 
     def sizes(self) -> dict[str, int]:
-        """Return the same for each stage that has any."""
+        """Return that size for each stage that has letters."""
         return {
             stage_of_file(path): path.stat().st_size
             for path in letter_files(self._state)
@@ -274,15 +277,15 @@ class DeadLetters:
 
     def resume(self, run: str, sizes: Mapping[str, int]) -> None:
         """
-        Go on with a run that was interrupted; its letters behind some are removed; blocks.
+        Resume an interrupted run, and remove its letters after given sizes; blocks.
 
         Args:
-            run: What sets it apart.
-            sizes: For each stage, the bytes of the letters that stay.
+            run: Identifies the run.
+            sizes: For each stage, how many bytes of its letters to keep.
 
         Raises:
-            StateUnusable: If its files can't be read, or cut, or lack any of that, or
-                another run has taken over.
+            StateUnusable: If its files can't be read or cut, or are shorter than
+                ``sizes``, or another run has taken over.
 
         """
         self.run = run
@@ -299,7 +302,7 @@ class DeadLetters:
         self.count, self._known = len(self._known), {}
 
     def of_run(self, run: str) -> DeadLetters:
-        """Return the same for another run, with no letters yet."""
+        """Return a copy for another run, without letters."""
         other = copy.copy(self)
         other.run, other.count, other._numbered = run, 0, 0
         other._files, other._known, other._shown_configs = {}, {}, {}
@@ -312,24 +315,24 @@ class DeadLetters:
         known: Mapping[tuple[str, int, bytes], str] | None = None,
     ) -> DeadLetters:
         """
-        Return the same, but its letters go to ``keep`` and to no file.
+        Return a copy whose letters are passed to ``keep`` instead of written to files.
 
         Args:
-            keep: Is given each letter.
-            configs: By their names, stages to show in place of those that have run.
-            known: The id of a message that has one, by its stage, place and bytes.
+            keep: Called with each letter.
+            configs: By name, stages to show in letters instead of those that have run.
+            known: Ids of messages that already have one, by stage, place and bytes.
 
         """
         other = copy.copy(self)
         other._known = dict(known or {})
         other._keep, other._configs, other._shown_configs = keep, configs, {}
-        # In a task of Spark's the numbers of those that are open are of other files.
+        # In a Spark task the numbers of the open descriptors mean other files.
         other._files = {}
         return other
 
     async def sync(self) -> None:
-        """Return when all letters are durable; raises as :meth:`keep`."""
-        # A copy: other stages may add files meanwhile, in threads.
+        """Return when all letters are durable; raises like :meth:`keep`."""
+        # A copy, as other stages may add files meanwhile, in threads.
         if any(file.dirty for file in list(self._files.values())):
             await anyio.to_thread.run_sync(self._sync)
 
@@ -367,7 +370,7 @@ class DeadLetters:
             raise self._failure(stage, letters[0].error, error) from error
 
     def _config_of(self, stage: str, config: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return what is kept of a stage, once for all of its letters."""
+        """Return the configuration to store of a stage, built once for its letters."""
         known = self._shown_configs.get(stage)
         if known is None or known[0] is not config:
             written = dict(self._configs.get(stage, config))
@@ -434,10 +437,10 @@ class LetterFile:
     The letters of one stage, open for appending.
 
     Args:
-        state: The state directory; made, for us alone, if it is not there.
+        state: The state directory; created, private to us, if it does not exist.
         stage: Name of the stage.
-        check: Asserts that no other run has taken over, once the file is open: one that
-            takes over later replaces it, see :func:`cut`.
+        check: Asserts that no other run has taken over. Called once the file is open: a
+            run that takes over later replaces the file, see :func:`cut`.
 
     """
 
@@ -449,8 +452,8 @@ class LetterFile:
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         self._fd = os.open(self.path, flags, 0o600)
         self.start: int = os.fstat(self._fd).st_size
-        """Where the letters of this run begin, at the earliest."""
-        self._written = self._durable = 0  # calls that appended, and those synced
+        """Offset in bytes before which no letter of this run is."""
+        self._written = self._durable = 0  # number of appends, and of synced ones
         try:
             sync(folder)
             check()
@@ -460,12 +463,12 @@ class LetterFile:
 
     @property
     def dirty(self) -> bool:
-        """Whether there is anything that may not be durable."""
+        """Whether anything appended may not be durable yet."""
         return self._written != self._durable
 
     def append(self, line: bytes) -> None:
-        """Append a line; raises OSError, and leaves nothing of it then."""
-        # Other runs may append to the same file, now.
+        """Append a line; raises OSError, then without leaving a part of the line."""
+        # Other runs may append to the same file at this moment.
         fcntl.flock(self._fd, fcntl.LOCK_EX)
         try:
             size = os.fstat(self._fd).st_size
@@ -483,8 +486,8 @@ class LetterFile:
             fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def sync(self) -> None:
-        """Return when what was appended is durable; raises OSError."""
-        # Noted before: what another thread appends meanwhile is not durable by this.
+        """Return when everything appended so far is durable; raises OSError."""
+        # Read before syncing: a thread may append meanwhile, which is not durable then.
         written = self._written
         if written != self._durable:
             os.fsync(self._fd)
@@ -498,7 +501,7 @@ class LetterFile:
 
 
 def letter_file(folder: Path, stage: str) -> Path:
-    """Return the file of a stage in the folder of the files."""
+    """Return a stage's file in the folder of the letter files."""
     return folder / f"{quote(stage, safe=' ')}{SUFFIX}"
 
 
@@ -508,12 +511,12 @@ def stage_of_file(path: Path) -> str:
 
 
 def letter_files(state: Path) -> list[Path]:
-    """Return the files in a state directory, in the order of the stages' names."""
+    """Return the letter files of a state directory, ordered by stage name."""
     return sorted((state / FOLDER).glob(f"*{SUFFIX}"))
 
 
 def size_of(state: Path, stage: str) -> int:
-    """Return the bytes in the file of a stage, 0 if there is none."""
+    """Return the size in bytes of a stage's file, 0 if it does not exist."""
     try:
         return letter_file(state / FOLDER, stage).stat().st_size
     except FileNotFoundError:
@@ -522,22 +525,22 @@ def size_of(state: Path, stage: str) -> int:
 
 def cut(path: Path, size: int, check: Callable[[], None]) -> None:
     """
-    Put the first bytes of a file in its place, durably, as a file of its own.
+    Replace a file, durably, by a new file with its first bytes.
 
-    A run that was taken over may have the old one open: it appends to a file that is
-    read no more.
+    A run that was taken over may have the old file open: it then appends to a file that
+    is no longer read.
 
     Args:
         path: The file.
-        size: Bytes that stay.
+        size: How many bytes to keep.
         check: Asserts that no other run has taken over.
 
     Raises:
-        OSError: If it can't be read or written.
+        OSError: If the file can't be read or written.
 
     """
     new = path.with_suffix(".new")
-    new.unlink(missing_ok=True)  # of a start that was killed
+    new.unlink(missing_ok=True)  # left by a start that was killed
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
     with opened(path, os.O_RDONLY) as old, opened(new, flags) as file:
         while piece := old.read(min(size - file.tell(), _PIECE)):
@@ -545,7 +548,7 @@ def cut(path: Path, size: int, check: Callable[[], None]) -> None:
         file.flush()
         os.fsync(file.fileno())
     check()
-    # Who is taken over just here finds it gone: its name is the same for all.
+    # If a run takes over from us just here, ``new`` is gone: all runs use that name.
     new.replace(path)
     sync(path.parent)
 
@@ -556,7 +559,7 @@ def read_letters(path: Path, *, start: int = 0) -> Iterator[DeadLetter | Torn]:
 
     Args:
         path: The file.
-        start: Where to begin, in bytes.
+        start: Offset in bytes at which to begin.
 
     """
     with path.open("rb") as file:
@@ -571,7 +574,7 @@ def read_letters(path: Path, *, start: int = 0) -> Iterator[DeadLetter | Torn]:
 
 
 def make_settled(state: Path) -> None:
-    """Make the folder of what is recorded of letters; raises OSError."""
+    """Create the folder of the records about letters; raises OSError."""
     make_inside(state / FOLDER)
     make_inside(state / FOLDER / SETTLED)
 
@@ -581,9 +584,9 @@ def supersede(state: Path, run: str, time: str) -> None:
     Record that a run has replaced the output, durably; blocks.
 
     Args:
-        state: The state directory; without letters in it there is nothing to record.
-        run: What sets the run apart.
-        time: When, as letters have it.
+        state: The state directory; nothing is recorded if it has no letters.
+        run: Identifies the run.
+        time: When, in the format of letters.
 
     Raises:
         StateUnusable: If it can't be recorded.
@@ -603,7 +606,7 @@ def supersede(state: Path, run: str, time: str) -> None:
 
 
 def replacement(folder: Path) -> Replaced | None:
-    """Return the last replacement of the output; raises StateUnusable if it is damaged."""
+    """Return the last replacement of the output; raises StateUnusable if unreadable."""
     path = folder / SETTLED / _REPLACED
     try:
         found = load(path)

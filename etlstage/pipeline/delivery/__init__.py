@@ -1,1 +1,1 @@
-"""What outlives a run: positions, and the lock on them."""
+"""The state that outlives a run: positions and records, and the lock on them."""

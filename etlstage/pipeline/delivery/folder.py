@@ -1,9 +1,9 @@
 """
 Folders and files of a state directory, private to its user.
 
-They describe data, and what is read from them decides what is read and loaded. So a
-folder that belongs to somebody else, or that others may write to, is refused, no link
-in it is followed, and what is made is for us alone, whatever the umask.
+They describe data, and their content decides what is read and loaded. So a folder that
+belongs to another user, or that others may write to, is refused; no link in it is
+followed; and new files and folders are private to us, whatever the umask.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ __all__ = (
 )
 
 EDGES: Final = "edge-*"
-"""The state directories of what is behind durable edges, in that of the whole."""
+"""The state directories of the parts after durable edges, in the pipeline's own."""
 JOURNALS: Final = "journals"
-"""In such a folder, that of the journals of the edge."""
+"""The folder of an edge's journals, in such a state directory."""
 READER: Final = "behind"
-"""What reads them is called there."""
+"""The name of the journals' reader."""
 
 _OTHERS: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
 def edge_folder(state: str, stage: str) -> str:
-    """Return the state directory of what is behind the durable edge of a stage."""
+    """Return the state directory of the part after a stage's durable edge."""
     return f"{state}/{EDGES.removesuffix('*')}{stage}"
 
 
 def behind(state: Path) -> list[Path]:
-    """Return the state directories of what is behind durable edges, in one."""
+    """Return the state directories, in ``state``, of the parts after durable edges."""
     try:
         return sorted(path for path in state.glob(EDGES) if path.is_dir())
     except OSError:  # there can't be such a folder: its name is too long
@@ -54,16 +54,16 @@ def behind(state: Path) -> list[Path]:
 
 
 def edge_name(stage: str) -> str:
-    """Return what both ends at the edge are called: no stage has a slash."""
+    """Return the name of both ends at an edge; its slash is in no stage's name."""
     return f"{stage}/edge"
 
 
 def make_ours(folder: Path) -> None:
     """
-    Do as :func:`~etlstage.disk.make`, for us alone, and assert that the folder is ours.
+    Create a private folder with :func:`~etlstage.disk.make`; assert that it is ours.
 
     Raises:
-        OSError: If it can't be made, is somebody else's, or others may write to it.
+        OSError: If it can't be created, is another user's, or others may write to it.
 
     """
     make(folder, 0o700)
@@ -85,10 +85,10 @@ def make_ours(folder: Path) -> None:
 
 def make_inside(folder: Path) -> None:
     """
-    Do as :func:`make_ours` with a folder in a state directory, which is no link.
+    Like :func:`make_ours`, for a folder in a state directory, which must not be a link.
 
     Raises:
-        OSError: As there, or if it is one.
+        OSError: Like :func:`make_ours`, or if the folder is a link.
 
     """
     if folder.is_symlink():
@@ -99,20 +99,20 @@ def make_inside(folder: Path) -> None:
 @contextmanager
 def opened(path: Path, flags: int) -> Iterator[BinaryIO]:
     """
-    Open a file that is no link, and no pipe either; a new one is for us alone.
+    Open a regular file, neither a link nor a pipe; a new one is private to us.
 
     Args:
         path: The file.
-        flags: As ``os.open`` takes them.
+        flags: Flags for ``os.open``.
 
     Raises:
-        OSError: If that can't be done.
+        OSError: If the file can't be opened, or is not a regular one.
 
     """
-    # Without waiting: to open a named pipe is to wait for its other end.
+    # Do not block: opening a named pipe waits for its other end.
     safe = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     fd = os.open(path, flags | safe, 0o600)
-    # Python opens no folder, and leaves it to us to close that.
+    # open() below would refuse a folder without closing its descriptor.
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise OSError(errno.EINVAL, "it is not a regular file")

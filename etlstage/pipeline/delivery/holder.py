@@ -1,8 +1,8 @@
 """
-Who holds the lock of a state directory, or of an output, and whether its process is at work.
+The holder of the lock of a state directory or output, and whether its process is alive.
 
-An output has a lock of its own, for two runs that have different state directories, or
-none: Spark clears away, at the end of one write, what another has not finished there.
+An output has a lock of its own, for two runs with different state directories, or with
+none: at the end of one write, Spark removes what another write has not finished there.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LENGTH: Final = 4096
 
 
 class Holder(NamedTuple):
-    """A process, as it wrote about itself into the file that it locked."""
+    """A process, as it described itself in the file that it locked."""
 
     pid: int
     host: str
@@ -44,7 +44,7 @@ class Holder(NamedTuple):
 
     @classmethod
     def read(cls, file: BinaryIO) -> Self | None:
-        """Return who wrote last, as far as that can be read."""
+        """Return the process that wrote last, or None if that can't be read."""
         with suppress(OSError, ValueError, RecursionError):
             match json.loads(file.read(_LENGTH)):
                 case {"pid": int(pid), "host": str(host), "since": str(since)}:
@@ -56,7 +56,7 @@ class Holder(NamedTuple):
 
     @property
     def state(self) -> str:
-        """What the process does, if it is one of this machine."""
+        """The state of the process, if it is on this machine."""
         if self.host != socket.gethostname():
             return "on another host"
         try:
@@ -72,9 +72,9 @@ class Holder(NamedTuple):
 
 def holder_of(folder: Path) -> tuple[bool, Holder | None]:
     """
-    Return whether the lock of a state directory is held, and who wrote that he has it.
+    Return whether a state directory's lock is held, and the last holder on file.
 
-    A run that begins in the same moment may find it held by us.
+    A run that begins at the same moment may find the lock held by us.
 
     Raises:
         OSError: If the file can't be read.
@@ -95,12 +95,12 @@ def holder_of(folder: Path) -> tuple[bool, Holder | None]:
 @contextmanager
 def unheld(folder: Path) -> Iterator[bool]:
     """
-    Yield whether no run has a state directory; while that is so, none begins.
+    Yield whether no run holds a state directory; if so, none can begin meanwhile.
 
-    One that wants to waits for that, for half a second: it is for what takes less.
+    A run that is about to begin waits for half a second, so the block must take less.
 
     Raises:
-        OSError: If the file of the lock can't be made, or read.
+        OSError: If the lock file can't be created, or read.
 
     """
     with opened(folder / LOCK, os.O_RDWR | os.O_CREAT) as file:
@@ -114,10 +114,10 @@ def unheld(folder: Path) -> Iterator[bool]:
 
 class Claim:
     """
-    An output that is one run's, on this machine and among the runs of one user.
+    Exclusive use of an output, among the runs of one user on this machine.
 
-    The lock is the kernel's, and goes with the process. It is in the system's temporary
-    directory: beside an output not everybody may write.
+    The lock is the kernel's, and is released when the process ends. Its file is in the
+    system's temporary directory, as not every user may write beside an output.
 
     Args:
         path: The output.
@@ -131,10 +131,10 @@ class Claim:
 
     def take(self) -> Holder | None:
         """
-        Take it; return who has it if another run does.
+        Claim the output; return the holder if another run has it.
 
         Raises:
-            OSError: If there can be no lock.
+            OSError: If the file can't be locked.
 
         """
         make_ours(self._path.parent)
@@ -146,7 +146,7 @@ class Claim:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
                     return Holder.read(file) or Holder(0, "?", "?")
-                # A process that was forked off meanwhile shares it with us.
+                # Unlock explicitly, as a process forked meanwhile shares the lock.
                 stack.callback(fcntl.flock, file, fcntl.LOCK_UN)
                 if not _same(file, self._path):
                     continue  # its holder has just removed it
@@ -158,12 +158,12 @@ class Claim:
                 return None
 
     def release(self) -> None:
-        """Let others have it; safe to call twice."""
+        """Release the output; safe to call twice."""
         self._stack.close()
 
 
 def _same(file: BinaryIO, path: Path) -> bool:
-    """Return whether a name stands for a file that is open."""
+    """Return whether a path still names an open file."""
     with suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     return False

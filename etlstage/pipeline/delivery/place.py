@@ -1,16 +1,17 @@
 """
 The files of one load's epochs, in a path of this machine.
 
-An epoch is written aside, hidden from Spark, and sealed when it is whole: then the
-record decides. Behind the record its files are moved into the path, or into the folders
-of its partitions, one by one, under names that carry load and epoch::
+An epoch is written to a folder of its own, hidden from Spark, and sealed when it is
+whole; from then on the record decides. After the record, its files are moved into the
+path, or into the folders of its partitions, one by one, under names with load and
+epoch::
 
     .epoch=5f2d01c3-17.3/part-00000-....parquet    by start 3 of the load, not whole
     .epoch=5f2d01c3-17/part-00000-....parquet      sealed
     part-5f2d01c3-17-00000-....parquet             moved
 
-A run that is killed in between leaves a folder that is sealed: the next start moves the
-rest. What was not recorded is removed before the load goes on.
+A run that is killed in between leaves a sealed folder: the next start moves the rest.
+What was not recorded is removed before the load continues.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ _PART: Final = "part-"
 
 class EpochFiles:
     """
-    Where the epochs of one load are.
+    The epochs of one load on disk.
 
     Args:
         path: The folder of the output.
-        load: What they are called after.
-        start: What sets this start of it apart: Spark may still write what another has
-            begun that was taken over.
+        load: Name of the load.
+        start: Number of this start of the load: Spark may still be writing for another
+            start that was taken over.
 
     """
 
@@ -53,23 +54,23 @@ class EpochFiles:
         self._file = re.compile(rf"{_PART}{name}-(\d+)-.+", re.DOTALL)
 
     def aside(self, number: int) -> Path:
-        """Return where an epoch is written."""
+        """Return the folder to which an epoch is written."""
         return self._path / f".epoch={self._load}-{number}.{self._start}"
 
     def others(self) -> bool:
-        """Return whether there is anything of others than this load."""
+        """Return whether there are files of anything but this load."""
         return any(self._others())
 
     def sweep(self, done: int, *, check: Callable[[], None]) -> list[int]:
         """
-        Remove what a start left that was interrupted: asides, and what is not recorded.
+        Remove what interrupted starts left unsealed or unrecorded.
 
         Args:
-            done: The last epoch that is.
+            done: The last epoch on record.
             check: Raises if another run has taken over, which may have recorded more.
 
         Returns:
-            The epochs that are recorded and are to be moved.
+            The epochs that are recorded but not completely moved.
 
         """
         sealed: list[int] = []
@@ -79,14 +80,14 @@ class EpochFiles:
             named = self._folder.fullmatch(path.name)
             if named is None:
                 continue
-            # With the number of a start it was never sealed, and may lack files.
+            # A folder with the number of a start was never sealed, and may lack files.
             if named[2] or int(named[1]) > done:
                 check()
                 shutil.rmtree(path)
             else:
                 sealed.append(int(named[1]))
-        # There are such only if a record was lost, as with the machine's power, or the
-        # files are of an attempt whose record is kept elsewhere.
+        # Files of later epochs exist only if a record was lost, such as in a power
+        # failure, or if they are of an attempt whose record is kept elsewhere.
         for path in list(self._files()):
             moved = self._file.fullmatch(path.name)
             if moved is not None and int(moved[1]) > done:
@@ -96,15 +97,15 @@ class EpochFiles:
 
     def seal(self, number: int, *, always: bool, check: Callable[[], None]) -> None:
         """
-        Make an epoch durable that is whole; nothing, if none was written.
+        Seal an epoch that is whole, durably; do nothing if none was written.
 
         Args:
             number: Its number.
-            always: Whether it is sealed if none was written, too.
+            always: Whether to seal it even if nothing was written.
             check: Raises if another run has taken over.
 
         Raises:
-            OSError: If that can't be done.
+            OSError: If the epoch can't be sealed.
 
         """
         aside = self.aside(number)
@@ -113,7 +114,7 @@ class EpochFiles:
             aside.mkdir(parents=True, exist_ok=True)
         if not aside.exists():
             return
-        # Contents before the name: behind a crash a sealed folder is taken for whole.
+        # Contents before the name: after a crash a sealed folder is taken for whole.
         sync_all(aside)
         sealed = self._sealed(number)
         try:
@@ -121,7 +122,7 @@ class EpochFiles:
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
-            # Of a run that was taken over, by us or from us.
+            # The folder is of a run from which we took over, or that took over from us.
             check()
             shutil.rmtree(sealed)
             aside.rename(sealed)
@@ -129,17 +130,17 @@ class EpochFiles:
 
     def move(self, number: int, *, replaces: bool, check: Callable[[], None]) -> None:
         """
-        Move an epoch that is recorded to where it is read, durably.
+        Move a recorded epoch to where readers find it, durably.
 
-        It may be done again, and by two at a time: what was moved is not there any more.
+        It can be done again, even by two runs at a time: what was moved is skipped.
 
         Args:
             number: Its number.
-            replaces: Whether it takes the place of all that others have loaded.
+            replaces: Whether it replaces everything that other loads have written.
             check: Raises if another run has taken over.
 
         Raises:
-            OSError: If that can't be done.
+            OSError: If the epoch can't be moved.
 
         """
         sealed = self._sealed(number)
@@ -152,13 +153,13 @@ class EpochFiles:
         for path in [
             Path(at, name) for at, _, names in os.walk(sealed) for name in names
         ]:
-            # Spark's sums are beside each file, by its old name.
+            # Skip Spark's checksum files, which have the old name of each file.
             if path.name.startswith((".", "_")):
                 continue
             folder = self._path / path.parent.relative_to(sealed)
             folder.mkdir(parents=True, exist_ok=True)
             name = f"{_PART}{self._load}-{number}-{path.name.removeprefix(_PART)}"
-            # Two may move it at a time; and a start moves the rest behind a crash.
+            # Another run may be moving the same file.
             with suppress(FileNotFoundError):
                 path.rename(folder / name)
             while folder != self._path:
@@ -166,11 +167,11 @@ class EpochFiles:
                 folder = folder.parent
         for folder in changed:
             sync(folder)
-        # Last: while it is there, each start looks for what has to be moved still.
+        # Last: as long as it exists, each start looks for files that are still to move.
         shutil.rmtree(sealed, ignore_errors=True)
 
     def mark(self, *, whole: bool) -> None:
-        """Mark the output as complete, durably, or as not; raises OSError."""
+        """Mark the output as complete, durably, or as incomplete; raises OSError."""
         mark = self._path / _MARK
         if whole:
             self._path.mkdir(parents=True, exist_ok=True)
@@ -183,7 +184,7 @@ class EpochFiles:
         return self._path / f".epoch={self._load}-{number}"
 
     def _files(self) -> Iterator[Path]:
-        """Yield all files that are not aside."""
+        """Yield all files that are not in a folder of an epoch."""
         for at, folders, names in os.walk(self._path):
             if Path(at) == self._path:
                 mine = [name for name in folders if self._folder.fullmatch(name)]
@@ -191,7 +192,7 @@ class EpochFiles:
             yield from (Path(at, name) for name in names)
 
     def _others(self) -> Iterator[Path]:
-        """Yield the files, and folders without any, that are not of this load."""
+        """Yield the files, and folders without files, that are not of this load."""
         for path in list(self._path.iterdir()) if self._path.exists() else ():
             if self._folder.fullmatch(path.name) or self._file.fullmatch(path.name):
                 continue
@@ -203,7 +204,7 @@ class EpochFiles:
             yield from others if found else [path]
 
     def _remove(self, paths: Iterable[Path]) -> None:
-        """Remove files, and folders that have no more then."""
+        """Remove files, and their folders once empty."""
         for path in paths:
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)

@@ -1,4 +1,4 @@
-"""What a run leaves behind so that the next one reads on from there."""
+"""Files with the position from which the next run resumes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class PositionFile:
     Keeps the position of one extract stage in a state directory.
 
     Args:
-        folder: The state directory; made, for us alone, when something is stored.
+        folder: The state directory; created, private to us, when something is stored.
         stage: Name of the extract stage.
 
     """
@@ -34,7 +34,7 @@ class PositionFile:
 
     def load(self) -> object:
         """
-        Return what was stored, or None.
+        Return the stored position, or None.
 
         Raises:
             SourceFailed: If the file is there and can't be read or understood.
@@ -55,7 +55,7 @@ class PositionFile:
 
     def store(self, position: object) -> None:
         """
-        Replace what was stored, durably: after a crash it is the old or the new.
+        Replace the stored position, durably: after a crash it is the old or the new.
 
         Raises:
             SourceFailed: If the file can't be written.
@@ -75,17 +75,17 @@ class PositionFile:
 
 
 def load(path: Path) -> Any:  # noqa: ANN401 - any JSON
-    """Return what :func:`store` has written."""
+    """Return the value written by :func:`store`."""
     with opened(path, os.O_RDONLY) as file:
         return json.loads(file.read(_LENGTH))
 
 
 def store(path: Path, value: object) -> None:
     """
-    Write ``value`` as JSON, durably: after a crash it is the old or the new.
+    Write ``value`` as JSON, durably: after a crash the file has the old or the new one.
 
     Args:
-        path: The file; its folder is made, for us alone, if it is not there.
+        path: The file; its folder is created, private to us, if it does not exist.
         value: Plain JSON.
 
     """
@@ -95,22 +95,22 @@ def store(path: Path, value: object) -> None:
 
 def put(path: Path, value: object, at: Callable[[str], None] | None = None) -> None:
     """
-    Do as :func:`store`, but for the durability of the name: it may be the old again.
+    Like :func:`store`, but without syncing the folder: a crash may bring back the old.
 
     Args:
-        path: The file; its folder is made, for us alone, if it is not there.
+        path: The file; its folder is created, private to us, if it does not exist.
         value: Plain JSON.
-        at: Called with ``aside`` once it is written and not in its place yet.
+        at: Called with ``aside`` once the file is written but not in its place yet.
 
     """
     new = path.with_suffix(".new")
     text = json.dumps(value)
     make(path.parent, 0o700)
-    new.unlink(missing_ok=True)  # of a run that was killed
+    new.unlink(missing_ok=True)  # left by a run that was killed
     with opened(new, os.O_RDWR | os.O_CREAT | os.O_EXCL) as file:
         file.write(text.encode())
         file.flush()
-        # Bytes before the name: else a crash may leave an empty file in place of the old.
+        # Bytes before the name, or a crash may replace the old file by an empty one.
         os.fsync(file.fileno())
     if at is not None:
         at("aside")

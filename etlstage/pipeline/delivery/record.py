@@ -1,10 +1,10 @@
 """
-What a run leaves behind: how far it has come, and what that was.
+The record of a run's progress and results.
 
 A record is one file, replaced as a whole with each commit; what it holds has happened,
-whatever else lies about. Its name has the fence, a number that rises with each run that
-takes the state: the file with the highest counts, so that a run that was fenced off may
-still write its own and does no harm.
+whatever other files exist. Its name has the fence, a number that rises with each run
+that takes the state directory. Only the file with the highest fence counts, so a run
+that was fenced off can still write its own file without harm.
 
 ::
 
@@ -36,7 +36,7 @@ from etlstage.telemetry.log import Log
 __all__ = ("RECORDS", "CommitRecord", "fence_of")
 
 RECORDS: Final = "record.*.json"
-"""What such files are called, as a pattern."""
+"""The pattern of their file names."""
 _STORED: Final = re.compile(r"record\.(\d+)\.json")
 _FENCE: Final = re.compile(r"record\.(\d+)\.(?:json|claim)")
 _LEFT: Final = re.compile(r"record\.(\d+)\.(?:json|new|claim)")
@@ -50,46 +50,46 @@ class CommitRecord:
     """How far a run has come."""
 
     fence: int = 0
-    """Of the run that wrote it: who has the highest may commit."""
+    """The fence of the run that wrote it; the run with the highest may commit."""
     delivery: str = "at-least-once"
-    """What was promised."""
+    """The delivery guarantee: ``at-least-once`` or ``exactly-once``."""
     whole: bool = False
-    """Whether a run that was interrupted goes on, with letters that are cut back to these."""
+    """Whether an interrupted run can resume, with letters cut back to ``letters``."""
     load: str = ""
-    """What all epochs of one load are called after, over all runs of it."""
+    """The name of the load, common to its epochs over all runs of it."""
     run: str = ""
-    """What sets the run apart, over all its starts; its dead letters bear it, too."""
+    """Identifies the run, over all its starts; its dead letters have the same value."""
     epoch: int = 0
-    """Of the load, the last that is durable; they are counted from 1."""
+    """The last durable epoch of the load; epochs are counted from 1."""
     position: object = None
-    """From where the source reads on; None: from the beginning."""
+    """Where the source resumes; None: at the beginning."""
     output: str = ""
-    """Where it was loaded, as reports have it."""
+    """The destination, as in reports."""
     ended: bool = True
     """Whether the run completed; else it was interrupted."""
     pending: bool = False
-    """Whether a load has ended and is not over: what belongs behind its record may not be
-    done, or the run was killed before it had ended."""
+    """Whether a load has ended and is not over: the actions that follow its record may
+    not be done, or the run was killed before its own end."""
     intents: object = None
-    """What the sink needs to do what belongs behind the record; plain JSON."""
+    """What the sink needs for the actions that follow the record; plain JSON."""
     accounts: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    """What each stage had counted of what is before the position, see ``ledger.py``."""
+    """By stage, its counts up to the position, see ``ledger.py``."""
     input: str = ""
-    """What it was read from, for a human."""
+    """The input, for humans."""
     last: Mapping[str, object] = field(default_factory=dict)
     """The last load that ended before this one: ``load``, ``epoch``, ``input`` and
     ``output``; empty if there was none."""
     letters: Mapping[str, int] = field(default_factory=dict)
-    """Bytes of each stage's dead letters, on disk, of messages before the position."""
+    """By stage, the size in bytes of its letter file up to the position."""
 
     @property
     def resumes(self) -> bool:
-        """Whether the next start goes on with the same load."""
+        """Whether the next start continues the same load."""
         return not self.ended or self.pending or self.position is not None
 
     @property
     def last_load(self) -> Mapping[str, object]:
-        """The last load that ended, as :attr:`last` has it; this one, if it has."""
+        """The last load that ended, in the form of :attr:`last`; perhaps this one."""
         if self.resumes or not self.load:
             return self.last
         names = ("load", "epoch", "input", "output")
@@ -98,7 +98,7 @@ class CommitRecord:
     @classmethod
     def latest(cls, folder: Path) -> Self:
         """
-        Return what counts in a state directory: an empty record, if there is none.
+        Return the valid record of a state directory; an empty one if there is none.
 
         Raises:
             StateUnusable: If it can't be read or understood.
@@ -115,7 +115,7 @@ class CommitRecord:
                 isinstance(error, FileNotFoundError)
                 and _highest(folder, _STORED) > stored
             ):
-                return cls.latest(folder)  # another has it now
+                return cls.latest(folder)  # another run has replaced it meanwhile
             raise StateUnusable(f"can't read {path}: {os_reason(error)}") from error
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise StateUnusable(
@@ -125,7 +125,7 @@ class CommitRecord:
 
     @classmethod
     def of_note(cls, note: str, *, fence: int) -> Self:
-        """Return what a sink has kept of a commit; raises ValueError if it is none."""
+        """Return the record in a sink's note; raises ValueError if it is not one."""
         try:
             return cls._of({**json.loads(note), "fence": fence})
         except (KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -138,11 +138,11 @@ class CommitRecord:
 
     def store(self, folder: Path, at: Callable[[str], None] | None = None) -> None:
         """
-        Write it, durably: after a crash it is this or the one before.
+        Write the record, durably: after a crash it is this one or the one before.
 
         Args:
             folder: The state directory.
-            at: For tests: called once the file is written and not in its place yet.
+            at: For tests: called once the file is written but not in its place yet.
 
         Raises:
             StateUnusable: If it can't be written; then the one before counts.
@@ -158,7 +158,7 @@ class CommitRecord:
                 f" {os_reason(error)}: the next run goes on from what is stored by then;"
                 " make room, or set another state"
             ) from error
-        # Only now: until this one is durable an older one is all there is.
+        # Only now: until this record is durable, an older one is the only one.
         for old in folder.glob("record.*"):
             found = _LEFT.fullmatch(old.name)
             if found is not None and int(found[1]) < self.fence:
@@ -168,11 +168,11 @@ class CommitRecord:
     @classmethod
     def fenced(cls, folder: Path) -> Self:
         """
-        Raise the fence, and return what was committed under the one before.
+        Raise the fence, and return what was committed under the previous one.
 
-        Another run that raises it in the same moment gets another one: the higher
-        counts. It is raised with the claim, before that is read: no other run
-        commits behind it.
+        A run that raises it at the same moment gets another fence, and the higher one
+        counts. The claim raises the fence before the record is read, so no other run
+        commits after that.
 
         Raises:
             OSError: If nothing can be written there.
@@ -184,8 +184,8 @@ class CommitRecord:
             fence = max(fence, fence_of(folder)) + 1
             with suppress(FileExistsError), _claimed(folder, fence):
                 found = cls.latest(folder)
-                # Else another has stored its record between our look and our claim: its
-                # commits would be lost under a lower fence, so we claim one above it.
+                # Otherwise another run stored its record between our check and our
+                # claim: under a lower fence we would lose its commits, so claim again.
                 if found.fence < fence:
                     record = replace(found, fence=fence)
                     record.store(folder)
@@ -197,9 +197,9 @@ class CommitRecord:
         except OSError as error:
             if not self.ended:
                 raise
-            # A run that is reported as failed is started again; but the record in
-            # place records that it has ended, and all would be loaded anew. Should the
-            # record be gone after all, its last epoch is loaded again in place.
+            # Raising would report the run as failed, and it would be started again. The
+            # record in place has its end, so everything would be loaded a second time.
+            # If a crash undoes the record, only its epoch is loaded again, in place.
             _log.warning(
                 "the end of the run may be forgotten if the machine fails",
                 folder=str(folder),
@@ -212,7 +212,7 @@ class CommitRecord:
         if (found := values.pop("format")) != _FORMAT:
             raise ValueError(f"its format is {found!r}, expected {_FORMAT}")
         record = cls(**values)
-        # What is compared or used as a name; a source judges its position itself.
+        # Check what is compared or used as a name; the source checks its position.
         numbers = record.fence, record.epoch, *record.letters.values()
         counts = (n for account in record.accounts.values() for n in account)
         texts = record.load, record.run, record.delivery
@@ -242,7 +242,7 @@ def _highest(folder: Path, names: re.Pattern[str]) -> int:
 
 @contextmanager
 def _claimed(folder: Path, fence: int) -> Iterator[None]:
-    """Have a fence for ourselves; raises FileExistsError if somebody has it."""
+    """Claim a fence while entered; raises FileExistsError if another run has it."""
     claim = folder / f"record.{fence}.claim"
     with opened(claim, os.O_RDWR | os.O_CREAT | os.O_EXCL):
         try:

@@ -1,9 +1,9 @@
 """
 Dialect ``cocaine``: workers written for the Cocaine application platform.
 
-Source: the worker protocol of its frameworks, and, where that text and the runtimes
-differ, what the runtimes and the frameworks do. Frames are msgpack; the package of that
-name is in the extra ``cocaine``.
+Source: the worker protocol of its frameworks and, where that text and the runtimes
+differ, what the runtimes and the frameworks do. Frames are msgpack; the extra
+``cocaine`` installs the package of that name.
 """
 
 from __future__ import annotations

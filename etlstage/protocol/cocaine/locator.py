@@ -1,10 +1,10 @@
 """
-What a worker may ask for beside its work: where services are, and a place to log to.
+The services that a worker may use besides its work: a locator, and a log.
 
-There is one service, ``logging``, and it answers where the locator does. Both are
-spoken as version 1 does: a channel, the number of a method, its arguments. Frameworks
-resolve services when they start, and some wait for an answer for ever; so whatever is
-not there is refused in words.
+The only service is ``logging``, at the same address as the locator. Both use frames of
+version 1: a channel, the number of a method, its arguments. Frameworks resolve services
+when they start, and some wait forever for an answer; so a request for anything else is
+answered with an error.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ("Locator",)
 _LOGGING: Final = b"logging"
 _LEVELS: Final = (b"DEBUG", b"INFO", b"WARNING", b"ERROR")
 _VALUE, _ERROR = 0, 1
-_CATEGORY: Final = 10  # of the locator's errors
+_CATEGORY: Final = 10  # category of the locator's errors
 _UNKNOWN: Final = 1
 _API: Final = {
     0: ["emit", {}, {}],
@@ -54,7 +54,7 @@ class Locator:
     def _take(self, frame: object) -> Iterator[bytes]:
         match frame:
             case (0, int(session), *_):
-                # The services of version 0 are others.
+                # The services of version 0 are different.
                 text = "services are answered in version 1 of the protocol only"
                 yield self._pack((ZERO.error, session, (_UNKNOWN, text)))
                 yield self._pack((ZERO.choke, session, ()))

@@ -1,9 +1,9 @@
 """
 Dialect ``kcl``: record processors of the Kinesis Client Library.
 
-Source: the protocol of its multi-language daemon, and, where the document and daemons
-differ, what daemons and clients do. Each line is a JSON object; one action is in flight,
-and what a processor was given is done when a checkpoint covers it.
+Source: the protocol of its multi-language daemon and, where the document and daemons
+differ, what daemons and clients do. Each line is a JSON object; one action at a time is
+in flight, and a record is done once a checkpoint covers it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """
-The lines of both sides: what each version writes, and what is understood.
+The lines of both sides: what each version writes, and how lines are read.
 
-One JSON object a line. What we write is what daemons write, byte for byte, but for
-characters beyond ASCII, which are escaped: a child under an ASCII locale dies of others.
-What is understood is what daemons understand, and more; what means nothing is None.
+Each line is a JSON object. We write what daemons write, byte for byte, except that
+characters beyond ASCII are escaped: they crash a processor under an ASCII locale. We
+understand what daemons understand, and more; a line without a meaning yields None.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ _OLD: Final = "checkpoint"
 
 
 class Version(Enum):
-    """Which lines a daemon writes."""
+    """A version of the lines that daemons write."""
 
     LEGACY = "2014"
     """Daemons before 1.7.2, and Sylvite: ``checkpoint``, ``shutdown``."""
     DOCUMENT = "document"
-    """The current document to the letter; no daemon has ever written this."""
+    """The current document, to the letter; no daemon has ever written this."""
     V1 = "v1"
     """Daemons from 1.7.2 to 1.15: ``sequenceNumber``, ``shutdown``."""
     V2 = "v2"
@@ -59,22 +59,22 @@ class Version(Enum):
 
 
 class Row(NamedTuple):
-    """What is peculiar to a version."""
+    """The peculiarities of a version."""
 
     position: str
-    """The member that holds a sequence number which is checkpointed."""
+    """The member that holds the sequence number of a checkpoint."""
     full: bool
-    """``initialize`` names a position, records have all members."""
+    """``initialize`` names a position, and records have all members."""
     sub: bytes
-    """Sub-sequence number of a record that was not put with others as one."""
+    """Sub-sequence number of a record that was not aggregated with others."""
     requested: bytes | None
-    """What asks for a shutdown, up to a position if one follows; None: nothing does."""
+    """The request for a shutdown, up to its position if any; None: there is none."""
     lost: tuple[str, bytes]
     """Name and line of the action for a lease that is lost."""
     ended: tuple[str, bytes]
     """Name and line of the action for a shard that has ended."""
     checkpointer: bool = False
-    """A processor that has lost the lease is passed one; the store refuses then."""
+    """A processor that lost its lease has a checkpointer, which the store refuses."""
 
 
 _ZOMBIE: Final = "shutdown", b'{"action":"shutdown","reason":"ZOMBIE"}\n'
@@ -121,16 +121,16 @@ ROWS: Final = {
 
 
 class RecordColumn:
-    """Names of the columns beside messages that a session reads, and gives."""
+    """Names of the columns beside messages, which sessions read and produce."""
 
     SEQUENCE: Final = "sequence"
     """Sequence numbers: decimal text, or whole numbers."""
     SUB: Final = "sub"
-    """Sub-sequence numbers; None: the record was not put with others as one."""
+    """Sub-sequence numbers; None: the record was not aggregated with others."""
     PARTITION: Final = "partition"
     """Partition keys."""
     ARRIVAL: Final = "arrival"
-    """When records arrived, in milliseconds since 1970; None: it is not known."""
+    """When records arrived, in milliseconds since 1970; None: unknown."""
     BEHIND: Final = "behind"
     """How far the reader was behind the end of the shard, in milliseconds, or None."""
 
@@ -147,7 +147,7 @@ def _whole(number: int | None) -> bytes:
 
 
 def initialize_line(row: Row, shard: str, position: ShardPosition) -> bytes:
-    """Return what begins a life."""
+    """Return the line that begins the life of a processor."""
     begin = b'{"action":"initialize","shardId":%b' % _text(shard)
     if not row.full:
         return begin + b"}\n"
@@ -161,12 +161,12 @@ def records_line(
     row: Row, messages: Run, positions: Sequence[tuple[float, int]]
 ) -> bytes:
     """
-    Return what gives records.
+    Return the line that gives records.
 
     Args:
         row: The version.
-        messages: Their data, with columns beside them as :class:`RecordColumn` names them.
-        positions: Their numbers, for want of a column.
+        messages: The data of the records, with columns named by :class:`RecordColumn`.
+        positions: Their positions, used if there is no column of sequence numbers.
 
     """
     columns = messages.columns if isinstance(messages, AnnotatedRun) else {}
@@ -181,7 +181,7 @@ def records_line(
         else [encode_basestring_ascii(key).encode() for key in keys]
     )
     if row.full:
-        # Without a column 0, since the current Python client dies of null.
+        # 0 without a column, since the current Python client crashes on null.
         arrivals = columns.get(RecordColumn.ARRIVAL) or [0] * len(messages)
         subs = columns.get(RecordColumn.SUB) or [None] * len(messages)
         records = [
@@ -208,7 +208,7 @@ def records_line(
             for message, text, number in zip(data, texts, sequences, strict=True)
         ]
         end = b"]}\n"
-    # Joined once: a line of 10,000 records is 15 MB.
+    # Joined only once: a line of 10,000 records is 15 MB.
     if records:
         records[0] = b'{"action":"processRecords","records":[' + records[0]
         records[-1] += end
@@ -217,19 +217,19 @@ def records_line(
 
 
 def hashed_key(message: bytes) -> str:
-    """Return the partition key of a record that came without one."""
+    """Return a partition key for a record that came without one."""
     return f"{crc32(message):08x}"
 
 
 def requested_line(row: Row, largest: ShardPosition) -> bytes | None:
-    """Return what asks for a shutdown; None: the version can't."""
+    """Return the line that requests a shutdown; None: the version has none."""
     if row.requested is None or row.requested.endswith(b"\n"):
         return row.requested
     return b"%b%b}\n" % (row.requested, _text(largest.sequence))
 
 
 def answer_line(ask: Ask, error: str | None) -> bytes:
-    """Return what answers a checkpoint: what was asked for, and the error."""
+    """Return the line that answers a checkpoint: its position, and the error."""
     tail = b'"error":%b}\n' % _text(error)
     member = _text(ask.sequence)
     if ask.member == _OLD:
@@ -245,12 +245,12 @@ def answer_line(ask: Ask, error: str | None) -> bytes:
 
 
 def status_line(action: str) -> bytes:
-    """Return the status that ends an action; as all clients, on a line of its own."""
+    """Return the status that ends an action, on a line of its own as in all clients."""
     return b'\n{"action":"status","responseFor":%b}\n' % _text(action)
 
 
 def ask_line(member: str, sequence: str | None, sub: int | None) -> bytes:
-    """Return what asks for a checkpoint, in the words of a version."""
+    """Return the line that asks for a checkpoint, with a version's member."""
     if member == _OLD:
         return b'\n{"action":"checkpoint","checkpoint":%b}\n' % _text(sequence)
     return b'\n{"action":"checkpoint","sequenceNumber":%b,"subSequenceNumber":%b}\n' % (
@@ -259,40 +259,40 @@ def ask_line(member: str, sequence: str | None, sub: int | None) -> bytes:
     )
 
 
-# --- what is understood -----------------------------------------------------------
+# --- reading ----------------------------------------------------------------------
 
 
 class StatusReply(NamedTuple):
     """A worker reports that it is done with an action."""
 
     action: str | None
-    """Which, in its words; None: it did not name any."""
+    """The name of the action; None: it named none."""
 
 
 class Ask(NamedTuple):
     """A worker asks for a checkpoint."""
 
     member: str
-    """The member in which it named the sequence number; empty: in none."""
+    """The member that held the sequence number; empty: it was missing."""
     sequence: str | None
     sub: int | None = None
     legal: bool = True
-    """Both are of a kind that can be looked at."""
+    """Both numbers have a valid type."""
 
 
 def _constant(name: str) -> object:
     raise ValueError(name)
 
 
-# Numbers as text: a sequence number has 56 digits, and is compared as it was written.
+# Numbers are read as text: a sequence number has 56 digits and must be kept verbatim.
 _DECODER: Final = JSONDecoder(parse_int=str, parse_constant=_constant, strict=False)
 
 
 def read_object(line: bytes) -> dict[str, Any] | None:
     """
-    Return the object that a line begins with, or None.
+    Return the object at the beginning of a line, or None.
 
-    Whole numbers are text. What follows the object is ignored, as daemons do.
+    Whole numbers become text. What follows the object is ignored, as by daemons.
     """
     line = line.strip()
     if not line.startswith(b"{"):
@@ -305,7 +305,7 @@ def read_object(line: bytes) -> dict[str, Any] | None:
 
 
 def text_of(value: object) -> str | None:
-    """Return a value as text, where text is expected; None for null."""
+    """Return a value that should be text as text; None for null."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return None if value is None else str(value)
@@ -313,23 +313,23 @@ def text_of(value: object) -> str | None:
 
 def whole_of(value: object) -> int | None:
     """
-    Return a value as a whole number, where one is expected; None for null.
+    Return a value that should be a whole number as one; None for null.
 
     Raises:
-        ValueError: If it is none.
+        ValueError: If it is not a number.
 
     """
     if value is None:
         return None
     if isinstance(value, float):
-        return int(value)  # as daemons cut it
+        return int(value)  # truncated, as by daemons
     if isinstance(value, str) and len(value) < 20:
         return int(value)
     raise ValueError("no whole number")
 
 
 def read_reply(line: bytes) -> StatusReply | Ask | None:
-    """Return what a worker has sent; None: nothing that we know."""
+    """Return what a worker has sent in a line; None: nothing known."""
     fields = read_object(line) or {}
     match fields.get("action"):
         case "status":
@@ -353,25 +353,25 @@ def _ask(fields: dict[str, Any]) -> Ask:
 
 class Lines:
     r"""
-    Cuts bytes into lines, which end with ``\n``, ``\r`` or ``\r\n``.
+    Splits bytes into lines, which end with ``\n``, ``\r`` or ``\r\n``.
 
-    Empty lines are left out: every client writes some, and ``\r\n`` may be cut.
+    Empty lines are left out: every client writes some, and ``\r\n`` may be split.
 
     Args:
-        limit: Bytes of a line, at most.
+        limit: Maximal length of a line, in bytes.
 
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._begun: list[bytes] = []  # pieces of a line without its end
-        self._size = 0  # of these
+        self._begun: list[bytes] = []  # pieces of a line that has not ended
+        self._size = 0  # of these pieces
         self.offset: int = 0
-        """Where in the stream the line begins that has not ended, in bytes."""
+        """Offset in the stream of the line that has not ended, in bytes."""
 
     def feed(self, data: bytes) -> list[bytes]:
         """
-        Return the lines that have ended, without what ends them.
+        Return the lines that have ended, without their line ends.
 
         Raises:
             PayloadTooBig: If a line is longer than the limit, ended or not.
@@ -395,7 +395,7 @@ class Lines:
         return [line for raw in lines if (line := raw.rstrip(b"\r\n"))]
 
     def rest(self) -> list[bytes]:
-        """Return, once, the line that the end of the stream has ended, if any."""
+        """Return, once, the line that the end of the stream ends, if there is one."""
         last = b"".join(self._begun)
         self._begun, self._size = [], 0
         return [last] if last else []

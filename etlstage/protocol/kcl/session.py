@@ -1,18 +1,17 @@
 """
-One life of a record processor, seen from the supervisor: what may follow what.
+One life of a record processor, on the supervisor's side: what may follow what.
 
-``lines.py`` knows the bytes, ``checkpoint.py`` where a checkpoint may stand,
-``uncommitted.py`` what none covers yet. The processor's side is ``processor.py``.
+``lines.py`` reads and writes lines, ``checkpoint.py`` judges checkpoints, and
+``uncommitted.py`` holds the records without one. ``processor.py`` is the other side.
 
-One action is in flight, and none follows before its status. A processor may ask for
-checkpoints while it works at an action, and nowhere else. The status of an action ends
-no exchange: a record is one, and it ends when a checkpoint that covers it has been
-stored. What is open when a processor is lost is to come again, in order, behind what
-the next ``initialize`` names.
+At most one action is in flight; the next one follows its status. A processor may ask
+for checkpoints only while it works on an action. The status of an action ends no
+exchange: each record is an exchange, and ends when a checkpoint that covers it has been
+stored. Records that are open when a processor is lost must be given again, in order,
+after the position that the next ``initialize`` names.
 
 What must be kept in sync: ``owed`` and ``room`` are plain attributes, since they are
-asked for at every turn; :meth:`KclSession._settle` brings them up to date at the end
-of each call.
+read at every turn; :meth:`KclSession._settle` updates them at the end of each call.
 """
 
 from __future__ import annotations
@@ -71,30 +70,30 @@ from etlstage.protocol.kcl.uncommitted import Uncommitted
 __all__ = ("MOST_ASKED", "KclSession", "State")
 
 MOST_ASKED: Final = 1_000
-"""Checkpoints that may wait for their answers; threads of a child may ask at once."""
+"""Checkpoints that may await answers; threads of a processor may ask concurrently."""
 
 
 class State(Enum):
-    """What a processor is at."""
+    """The action that a processor is working on."""
 
     INITIALIZING = "initialize"
-    """It learns which shard is its own."""
+    """It is given its shard."""
     READY = "nothing"
     """It waits for an action."""
     PROCESSING = "processRecords"
     """It has records."""
     REQUESTED = "shutdownRequested"
-    """It will be shut down, and may commit once more."""
+    """It will be shut down, and may checkpoint once more."""
     ENDING = "shardEnded"
-    """The shard has no more records; it has to checkpoint that."""
+    """The shard has no more records; the processor must checkpoint the end."""
     LOSING = "leaseLost"
-    """The shard is no longer its own."""
+    """The shard no longer belongs to it."""
     ENDED = "its exit"
-    """It is to exit."""
+    """It must exit."""
     ERROR = "error"
     """It broke the protocol, or closed stdout."""
 
-    # Members are single objects: the hash of their names, in Python, costs more.
+    # Members are single objects: hashing their names, in Python, costs more.
     if not TYPE_CHECKING:
         __hash__ = object.__hash__
 
@@ -107,7 +106,7 @@ _CHECKPOINTS: Final[Mapping[State, bool]] = {
     State.ENDING: True,
     State.LOSING: False,
 }
-"""Actions, and whether a processor has a checkpointer in them."""
+"""Actions, and whether a processor may checkpoint in them."""
 
 
 class KclSession:
@@ -115,16 +114,16 @@ class KclSession:
     A processor of one shard, without I/O.
 
     Args:
-        assignment: The shard, and what was committed of it.
-        version: Of the protocol.
-        batch: Records of an action, at most.
-        max_line: Bytes of a line of the processor, at most.
-        max_uncommitted: Records that no checkpoint covers, at most.
-        max_uncommitted_bytes: Bytes of these.
+        assignment: The shard, and the position committed in it.
+        version: The version of the protocol.
+        batch: Maximal number of records in an action.
+        max_line: Maximal length of a line of the processor, in bytes.
+        max_uncommitted: Maximal number of records that no checkpoint covers.
+        max_uncommitted_bytes: Bytes of such records at which no more are given.
         empty_after: Seconds without records after which an empty list is given; None:
             never.
-        commit_overdue: Seconds after which a processor that has as many uncommitted
-            records as it may has failed; None: never.
+        commit_overdue: Seconds after which a processor that has reached
+            ``max_uncommitted`` (or its bytes) has failed; None: never.
         answer: Seconds after which a processor that has not answered an empty list has
             failed; None: never.
 
@@ -161,23 +160,23 @@ class KclSession:
         self._lines = Lines(max_line)
         self._open = Uncommitted(self.shard, position_of(assignment.position))
         self._asks: deque[Ask] = deque()
-        self._position: ShardPosition | None = None  # is being stored
-        self._refused: str | None = None  # the last answer to a checkpoint
+        self._position: ShardPosition | None = None  # the one being stored
+        self._refused: str | None = None  # error in the last answer to a checkpoint
         self._reason: FarewellReason | None = None
         self._requested = False
         self._given = 0  # records of the action given last
         self._idle_since: float | None = None
         self._full_since: float | None = None
-        self._empty_since: float | None = None  # an empty list is not answered
+        self._empty_since: float | None = None  # since when an empty list is unanswered
         self._events: list[Event] = []
         self._noise: list[bytes] = []
         self._out: list[bytes] = [
             initialize_line(self._row, self.shard, self._open.stored)
         ]
         self.owed: int = 0
-        """Records of the action in flight."""
+        """Number of records in the action in flight."""
         self.uncommitted: int = 0
-        """Exchanges that are open: records that no stored checkpoint covers."""
+        """Number of open exchanges: records that no stored checkpoint covers."""
         self.room: float = 0
         """Records that may be given now, as one action."""
 
@@ -187,7 +186,7 @@ class KclSession:
 
     @property
     def stored(self) -> ShardPosition:
-        """What is committed."""
+        """The committed position."""
         return self._open.stored
 
     # --- receiving ------------------------------------------------------------
@@ -205,10 +204,10 @@ class KclSession:
         """Do nothing: there are no heartbeats."""
 
     def receive_eof(self, now: float, /) -> None:
-        """Take the end of its stdout; whether that is a failure its exit will show."""
+        """Take the end of its stdout; its exit will show whether that is a failure."""
         if self.state is State.ERROR:
             return
-        # What has no line end counts, as it does for daemons.
+        # A last line without an end counts, as it does for daemons.
         self._take(self._lines.rest(), now)
         if self.state is State.READY:
             self._close("closed stdout between two actions, expected it to read on")
@@ -217,7 +216,7 @@ class KclSession:
         self._settle(now)
 
     def peer_exited(self, clean: bool, now: float) -> None:
-        """Do nothing: what no checkpoint covers is open, however it exited."""
+        """Do nothing: records without a checkpoint stay open, however it exited."""
 
     def events_received(self) -> list[Event]:
         self._flush()
@@ -239,14 +238,14 @@ class KclSession:
                 return
 
     def _flush(self) -> None:
-        """Pass on the noise that came before what comes now."""
+        """Pass on the noise that came before the next event."""
         if self._noise:
             self._events.append(Noise(b"\n".join(self._noise)))
             self._noise = []
 
     @property
     def _action(self) -> str:
-        """Name of the action in flight, as this version has it."""
+        """Name of the action in flight, in this version."""
         if self.state is State.ENDING:
             return self._row.ended[0]
         return self._row.lost[0] if self.state is State.LOSING else self.state.value
@@ -273,7 +272,7 @@ class KclSession:
             self._finish(now)
 
     def _finish(self, now: float) -> None:
-        """Go on behind an action that is done."""
+        """Continue after an action that is done."""
         done, self.state = self.state, State.READY
         self._idle_since = now
         match done:
@@ -296,7 +295,7 @@ class KclSession:
         if self._refused is not None:
             return f"{text}, again after {self._refused}"
         if self._open.stored == self._open.largest:
-            # Daemons take it for done, store nothing, and never start the children.
+            # Daemons take it for done: they store nothing, and start no child shards.
             text += "; that of the last record was stored before, and does not count"
         return text
 
@@ -320,13 +319,13 @@ class KclSession:
             self._consider()
 
     def _consider(self) -> None:
-        """Answer what waits, up to the first that has to be stored."""
+        """Answer waiting checkpoints, up to the first that has to be stored."""
         while self._asks and self._position is None:
             ask = self._asks[0]
             error = self._forbidden()
             position = None
             if error is None:
-                # What can't be looked at is refused as what is no number.
+                # Values of a wrong type are refused like a wrong number.
                 sequence, sub = ask.sequence, ask.sub
                 if not ask.legal:
                     sequence, sub = "", 0
@@ -343,7 +342,7 @@ class KclSession:
         return Standing(self._open.stored, self._open.largest, ended)
 
     def _forbidden(self) -> str | None:
-        """Return why there is nothing to be stored now, as the name of an exception."""
+        """Return why nothing can be stored now, as an exception's name, or None."""
         if not _CHECKPOINTS[self.state]:
             lost = self.state is State.LOSING and self._row.checkpointer
             return SHUTDOWN if lost else INVALID_STATE
@@ -384,7 +383,7 @@ class KclSession:
         ranks = self._open.ranks(messages)
         covered = self._open.covers(ranks)
         if covered:
-            # A restart in the middle of records that were put as one.
+            # After a restart in the middle of records that were put as one.
             self._end(first, covered)
             first, messages, ranks = (
                 first + covered,
@@ -409,7 +408,7 @@ class KclSession:
             if count:
                 self._flush()
                 self._end(first, count)
-        # It is stored, also where the processor is gone.
+        # The position is stored even if the processor is gone.
         if self.state is not State.ERROR:
             self._answer(None if error is None else error_name(error))
             self._consider()
@@ -421,13 +420,13 @@ class KclSession:
         if self._reason is None or _RANK[why] > _RANK[self._reason]:
             self._reason = why
         if self.state is State.INITIALIZING and why is not FarewellReason.ENDED:
-            # Daemons end without a word the life of who was never initialized. A shard
-            # without records has to end like others.
+            # Like daemons, end a processor that is not initialized without an action.
+            # But a shard without records has to end like others.
             self._leave()
         self._part()
 
     def _part(self) -> None:
-        """Take the next step of a farewell, when nothing is in flight."""
+        """Take the next step of a farewell, if nothing is in flight."""
         if self.state is not State.READY or self._reason is None:
             return
         request = requested_line(self._row, self._open.largest)
@@ -458,7 +457,7 @@ class KclSession:
         return min((time for time in due if time is not None), default=None)
 
     def handle_timer(self, now: float) -> None:
-        """Give an empty list, or up, where it is time."""
+        """Give an empty list, or fail the processor, if the time has come."""
         overdue, empty = self._overdue(), self._empty_due()
         if overdue is not None and now >= overdue:
             self._fail(
@@ -495,10 +494,10 @@ class KclSession:
             return None
         return self._empty_since + self._answer_after
 
-    # --- what others ask ------------------------------------------------------
+    # --- internals ------------------------------------------------------------
 
     def _settle(self, now: float) -> None:
-        """Bring up to date what is asked at every turn."""
+        """Update the attributes that are read at every turn."""
         self.uncommitted = self._open.count
         if self.state is not State.ERROR:
             self.owed = self._in_flight
@@ -507,7 +506,7 @@ class KclSession:
         )
         ready = self.state is State.READY
         self.room = max(0, min(self._batch, free)) if ready else 0
-        # The time that we take to store a position is not the processor's.
+        # The time that we take to store a position does not count.
         if self.state is not State.PROCESSING or self._given or self._asks:
             self._empty_since = None
         elif self._empty_since is None:
@@ -532,7 +531,7 @@ class KclSession:
 
     def _end_life(self, event: Event) -> None:
         self._flush()
-        self.owed = self._in_flight  # what it was at is suspect
+        self.owed = self._in_flight  # the records in flight may be at fault
         self.state = State.ERROR
         self._asks.clear()
         self._out.clear()

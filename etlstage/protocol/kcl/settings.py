@@ -1,7 +1,7 @@
 """
-The settings of dialect ``kcl``, and all that others must know of it.
+The settings of dialect ``kcl``, and its implementation of ``Dialect``.
 
-No worker imports this file: dataclasses take longer to import than the dialect.
+Workers do not import this file: dataclasses take longer to import than the dialect.
 """
 
 from __future__ import annotations
@@ -38,20 +38,22 @@ class KclDialect(Definition, Dialect):
     name: ClassVar[str] = "kcl"
     label: ClassVar[tuple[str, ...]] = ("dialect",)
     version: Version = Version.V2
-    """What is written: as daemons since 2.1 do (v2), from 1.7.2 to 1.15 (v1), before
-    (2014), or as in the document (document). A processor may answer in any."""
+    """Version of the lines to write: as daemons since 2.1 do (v2), from 1.7.2 to 1.15
+    (v1), before 1.7.2 (2014), or as in the daemon's document (document). A processor
+    may answer in any of them."""
     max_line: Size = 64 * 1024 * 1024
-    """Longest line that a processor may write, in bytes."""
+    """Maximum length of a line that a processor writes, in bytes."""
     max_uncommitted: Count = 100_000
-    """Records of a shard that no checkpoint covers, at most; then none is given."""
+    """Maximum number of records of a shard that no checkpoint covers; at this number no
+    more are given."""
     max_uncommitted_bytes: Size = 256 * 1024 * 1024
-    """Bytes of these, at most."""
+    """Maximum number of bytes of such records; likewise."""
     commit_overdue: Duration | None = None
-    """After so many seconds without room for a record the shard has failed; by default
-    never."""
+    """How long a shard may stay at max_uncommitted, or its bytes, before it fails, in
+    seconds; by default without limit."""
     empty_after: Duration | None = None
-    """After so many seconds without records an empty list is given, for processors that
-    act by time; by default never."""
+    """Time without records after which an empty list is given, in seconds, for
+    processors that act by time; by default never."""
 
     @classmethod
     def section(cls, kind: StageKind) -> Section:
@@ -70,7 +72,7 @@ class KclDialect(Definition, Dialect):
 
     @property
     def holds(self) -> int:
-        """Records that no checkpoint covers."""
+        """How many bytes of records may be without a checkpoint."""
         return self.max_uncommitted_bytes
 
     @property
@@ -89,12 +91,12 @@ class KclDialect(Definition, Dialect):
         **_others: object,
     ) -> KclSession | ProcessorSession:
         """
-        Return a fresh session, of a shard that begins at its beginning by default.
+        Return a fresh session, by default from the beginning of a shard.
 
-        ``max_line`` is what bounds a processor, and not ``limits``; a batch is an action.
+        ``max_line`` bounds a processor, ``limits`` does not; a batch is an action.
 
         Raises:
-            ConfigError: If what was committed is no position in a shard.
+            ConfigError: If the committed position is not a position in a shard.
 
         """
         if side is Side.WORKER:

@@ -1,7 +1,7 @@
 """
-What a processor was given of a shard and no checkpoint covers yet.
+The records of a shard that a processor was given and no checkpoint covers yet.
 
-Here a run of messages becomes records: each has a number that rises, and a key.
+Here a run of messages becomes records: each has a rising number, and a key.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from etlstage.protocol.kcl.lines import RecordColumn
 __all__ = ("LONGEST_KEY", "Uncommitted")
 
 LONGEST_KEY: Final = 256
-"""Characters of a partition key, at most; Kinesis takes no more."""
+"""Maximal length of a partition key, in characters, which is that of Kinesis."""
 
 
 class _Given(NamedTuple):
@@ -40,11 +40,11 @@ class _Given(NamedTuple):
 
 class Uncommitted:
     """
-    The records behind the last checkpoint, in order.
+    The records after the last checkpoint, in order.
 
     Args:
-        shard: Its name, for errors.
-        stored: Where the processor begins: what is up to there is committed.
+        shard: The name of the shard, for errors.
+        stored: The position after which the processor begins: it is committed.
 
     """
 
@@ -54,9 +54,9 @@ class Uncommitted:
         self._last: Rank = rank(stored)
         self._stored: Rank = self._last
         self.largest: ShardPosition = stored
-        """The last record that was given; before the first one where it begins."""
+        """The last record that was given; at first, where the processor begins."""
         self.stored: ShardPosition = stored
-        """What is committed."""
+        """The committed position."""
         self.count: int = 0
         self.size: int = 0
         """Bytes of their data."""
@@ -67,10 +67,10 @@ class Uncommitted:
         """
         Return the positions of records that are about to be given.
 
-        Without a column of them they are counted, from the last one on.
+        Without a column of sequence numbers, positions are counted from the last one.
 
         Raises:
-            InvalidMessage: If one does not rise, or is none, or a partition key is.
+            InvalidMessage: If a number is wrong or does not rise, or a key is wrong.
 
         """
         columns = messages.columns if isinstance(messages, AnnotatedRun) else {}
@@ -85,7 +85,7 @@ class Uncommitted:
         return self._risen(sequences, columns.get(RecordColumn.SUB) or repeat(None))
 
     def covers(self, ranks: Sequence[Rank]) -> int:
-        """Return how many of some records are committed already."""
+        """Return how many of the records are committed already."""
         return bisect_right(ranks, self._stored)
 
     def give(self, first: int, messages: Run, ranks: list[Rank]) -> None:
@@ -101,7 +101,7 @@ class Uncommitted:
         self.size += sum(sizes)
 
     def commit(self, position: ShardPosition) -> tuple[int, int]:
-        """Forget what a position covers; return the first exchange, and how many."""
+        """Remove what a position covers; return the first exchange, and how many."""
         self.stored, self._stored = position, rank(position)
         place, first, count = self._stored, self.last + 1, 0
         while self._given:
@@ -134,7 +134,7 @@ class Uncommitted:
                     f"its sequence number is {sequence!r}, expected a decimal number of"
                     f" at most {LONGEST} digits",
                 )
-            # What a checkpoint covers may come again: it is left out, not refused.
+            # Records that a checkpoint covers may come again: they are skipped.
             risen = not ranks or found > ranks[-1]
             if not risen or stored < found <= last:
                 before = last if risen else ranks[-1]

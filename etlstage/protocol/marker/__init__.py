@@ -1,15 +1,15 @@
 """
 Dialect ``marker``: the stage protocol with EOM, EOP, EOB, BNC and ERR.
 
-Source: "Internal communication protocol" of PanDAWMS/dkb, and, where its text can't
-be meant as it stands, what the stages written for it do. ERR is ours.
+Source: "Internal communication protocol" of PanDAWMS/dkb (the "page") and, where its
+text can't be meant literally, the stages written for it. ERR is etlstage's own.
 
-``protocol.py`` is the session. It owns what decides what may follow what (``state.py``),
-what the peer's bytes mean (``reader.py``, by ``framing.py`` or, in Arrow,
-``columnar.py``) and, at the supervisor, whether replies belong to the exchanges that
-they are counted for (``proof.py``, a block at a time: ``blocks.py``). Reader and
-session share one state; the proof knows neither, and is given numbers.
-``markers.py`` is what all of them look for, and ``settings.py`` what others know.
+``protocol.py`` is the session. It owns the state, which decides what may follow what
+(``state.py``), the reader, which interprets the peer's bytes (``reader.py``, with
+``framing.py`` or, in Arrow, ``columnar.py``) and, on the supervisor's side, the proof
+that replies belong to the exchanges that they are counted for (``proof.py``, a block at
+a time: ``blocks.py``). Reader and session share one state; the proof knows neither, and
+is given numbers. ``markers.py`` has the markers, ``settings.py`` the public settings.
 """
 
 from __future__ import annotations

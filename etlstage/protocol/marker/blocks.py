@@ -1,11 +1,11 @@
 """
-How much a worker is given ahead, and how much of its replies is held back.
+Decides how much a worker is given ahead, and how much of its replies is held back.
 
-Replies are released in *blocks*, see ``proof.py``, which decides when one is proven.
-Here are its size and the pauses: what a block costs is a pause, so blocks grow with the
-age of a process; what is held back has to be done again when the process is lost, so
-no block is longer than a share of the life of the processes before it. A block is
-bounded in messages, in bytes (messages, and replies that wait) and in time.
+Replies are released in *blocks*; ``proof.py`` decides when a block is proven. This file
+decides its size and the pauses. Each block costs a pause, so blocks grow with the age
+of a process. Messages that are held back must be processed again if the process is
+lost, so no block is longer than a share of the life of the processes before it. A block
+is bounded in messages, in bytes (messages, and replies that wait) and in time.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ from typing import Final, NamedTuple
 
 __all__ = ("LONGEST_QUIET", "BlockSizing", "Terms", "Window")
 
-_YOUNG: Final = 4  # blocks of a process behind which a quiet time is waited for
+_YOUNG: Final = 4  # blocks of a process that end with a full quiet time
 _GROWTH: Final = 4
 _MOST: Final = 65536  # messages
-_OF_LIFE: Final = 8  # blocks, in the messages behind which a process is lost
+_OF_LIFE: Final = 8  # blocks in the expected life of a process
 _BYTES: Final = 8 * 1024 * 1024  # messages, and replies that wait
 _SECONDS: Final = 0.25
 _QUIET: Final = 0.005  # seconds: a shorter pause may be the scheduler's
 LONGEST_QUIET: Final = 1.0
-_PACE: Final = 1.5  # quiet times, in the longest that an exchange took
-_SHARE: Final = 0.05  # of the time of a block, that a quiet time may add
-_HORIZON: Final = 0.05  # seconds: what a worker is to have ahead
+_PACE: Final = 1.5  # quiet time, as a multiple of the longest time of an exchange
+_SHARE: Final = 0.05  # of the time of a block: the most that a quiet time adds to it
+_HORIZON: Final = 0.05  # seconds of work that a worker should have ahead
 _WIDEST: Final = 65536  # exchanges
 
 
 class Terms(NamedTuple):
-    """What a session is given of its stage when it is opened."""
+    """What a session must know about its stage when it is opened."""
 
     first: int = 1
     """Messages in the first block of a process: the window, if it is fixed."""
     life: float = math.inf
-    """Messages behind which processes before this one were lost."""
+    """Number of messages after which earlier processes were lost."""
     alone: bool = False
-    """Each exchange is a block: what a load worker has done can't be taken back, nor
-    what an extract worker has written."""
+    """Each exchange is a block: the effects of a load worker can't be taken back, nor
+    the output of an extract worker."""
     loads: bool = False
-    """No byte is written ahead: a worker that finds the end of its input behind it
-    might load the part of a message that it has."""
+    """No byte is written in advance: if the input ended after it, a worker might load
+    the part of a message that it has."""
 
 
 class BlockSizing:
@@ -49,10 +49,10 @@ class BlockSizing:
     Counts what a process is given and answers, a block at a time.
 
     Attributes:
-        step: Set it while the stage goes in lock-step: each message is a block.
-        bound: Set it to bytes of replies that may wait for their consumer.
+        step: Set to True while the stage runs in lock-step: each message is a block.
+        bound: Set to the bytes of replies that may wait for their consumer.
         total: Messages that the process was given in its life.
-        given: Those of this block.
+        given: Messages that it was given in this block.
 
     """
 
@@ -65,15 +65,15 @@ class BlockSizing:
         self._alone = terms.alone
         self._limit = terms.first
         self._count = 0  # blocks that have ended
-        self._bytes = 0  # of these messages, with those of the replies to them
+        self._bytes = 0  # of the messages of this block, and the replies to them
         self._replies = 0  # bytes of replies that wait
-        self._began = 0.0  # when its first message was given
-        self._turn = 0.0  # when the oldest exchange that is owed became it
+        self._began = 0.0  # when the first message of this block was given
+        self._turn = 0.0  # when the oldest unanswered exchange became the oldest
         self._longest = 0.0  # seconds that an exchange took, at most
 
     @property
     def pace(self) -> float:
-        """Seconds behind which a worker that had more to write would have written it."""
+        """Seconds after which a worker that had more to write would have written it."""
         return min(max(_QUIET, _PACE * self._longest), LONGEST_QUIET)
 
     def room(self, now: float) -> int:
@@ -97,8 +97,8 @@ class BlockSizing:
         """
         Begin the time of the exchange that is the oldest now.
 
-        Returns whether a worker that was idle until then had the time to write all it
-        has.
+        Returns whether a worker that was idle until now had enough time to write
+        everything.
         """
         rested, self._turn = now - self._turn, now
         return rested >= LONGEST_QUIET and rested >= _PACE * self._longest
@@ -107,7 +107,7 @@ class BlockSizing:
         """
         Count the bytes of replies that wait, and the time that they took.
 
-        Returns whether more of them wait than memory is meant for.
+        Returns whether they exceed the bounds on memory.
         """
         took, self._turn = now - self._turn, now
         self._longest = max(self._longest, took)
@@ -119,7 +119,7 @@ class BlockSizing:
         """
         Return for how many seconds the worker must be quiet if it is given nothing.
 
-        ``several`` exchanges may be held back. 0: the block is released at once.
+        ``several``: more than one exchange is held back. 0: release the block at once.
         """
         if self._count < _YOUNG:
             return self.pace
@@ -130,7 +130,7 @@ class BlockSizing:
         return 0.0
 
     def end(self) -> None:
-        """Begin the next block: what is given from now on is of that one."""
+        """Begin the next block: messages given from now on belong to it."""
         self._count += 1
         share = max(1.0, max(self._life, self.total) / _OF_LIFE)
         self._limit = int(min(_MOST, self._limit * _GROWTH, share))
@@ -145,8 +145,8 @@ class Window:
     """
     Bounds the exchanges sent ahead of their replies.
 
-    A slow worker then holds few messages, which others can take; a fast one so many
-    that the pipe never runs dry.
+    A slow worker then holds few messages, so that other workers can take the rest; a
+    fast one holds so many that its pipe never runs dry.
 
     Args:
         fixed: The bound, or None to follow the worker's speed: four times as many

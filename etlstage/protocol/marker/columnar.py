@@ -1,9 +1,9 @@
 """
-Boundaries in bulk, in Arrow: no Python object for a message.
+Finds boundaries in bulk, in Arrow, without a Python object for each message.
 
-Does what ``framing.py`` does, for messages that are an Arrow array. Where a message
-needs a closer look, because it contains a marker or a reply is broken, ``framing.py``
-is asked to take it: what it states about lists holds here too.
+Does what ``framing.py`` does, for messages that are an Arrow array. Where messages need
+a closer look, because one contains a marker or a reply is broken, the functions of
+``framing.py`` are called: what it documents about lists holds here, too.
 
 No worker imports this module.
 """
@@ -34,7 +34,7 @@ __all__ = ("COLUMNS", "encode_column", "framing_of", "split_column")
 
 
 def encode_column(messages: Run, markers: Markers, *, limit: int) -> bytes:
-    """Do as :func:`~etlstage.protocol.marker.framing.encode_run`, in bulk."""
+    """Do as :func:`~etlstage.protocol.marker.framing.encode_run`, in Arrow."""
     if not isinstance(messages, Column):
         return framing.encode_run(messages, markers, limit=limit)
     array = messages.array
@@ -49,13 +49,13 @@ def encode_column(messages: Run, markers: Markers, *, limit: int) -> bytes:
     if not _clean(wire, messages, markers) or (
         len(wire) > limit and messages.longest > limit
     ):
-        # Its error is the exact one.
+        # It raises the exact error.
         return framing.encode_run(list(messages), markers, limit=limit)
     return wire
 
 
 def split_column(data: bytes, markers: Markers) -> tuple[Groups, bytes, int]:
-    """Do as :func:`~etlstage.protocol.marker.framing.split_groups`, in bulk."""
+    """Do as :func:`~etlstage.protocol.marker.framing.split_groups`, in Arrow."""
     eom, eop = markers.eom, markers.eop
     if speedups.compiled and (found := speedups.compiled.split(data, eom, eop, True)):
         return _as_found(data, *found)
@@ -67,8 +67,8 @@ def split_column(data: bytes, markers: Markers) -> tuple[Groups, bytes, int]:
         return replies, data[end:], len(replies)
     values = _split(data[:end], eom + eop)
     body = content(values)
-    # One to one, if that is all there is of them. To search for what is not there is
-    # a fraction of the cost of counting what is.
+    # The replies are one message each if nothing else is in the bytes. A search that
+    # finds nothing takes a fraction of the time of counting what is there.
     if (
         len(body) + len(values) * len(eom + eop) == end
         and eom not in body
@@ -79,8 +79,8 @@ def split_column(data: bytes, markers: Markers) -> tuple[Groups, bytes, int]:
     counts = pc.count_substring(parts, eom)
     body = content(parts)
     values = _split(body, eom)
-    # Each part that is not empty must end as a message does, and no EOM may lie
-    # across two of them, or be read in two ways.
+    # Each part that is not empty must end with EOM, and no EOM may lie across two
+    # parts, or be read in two ways.
     sound = (
         not _overlaps_itself(eom)
         and len(values) * len(eom) + extent(values) == len(body)
@@ -99,7 +99,7 @@ def split_column(data: bytes, markers: Markers) -> tuple[Groups, bytes, int]:
 def _as_found(
     data: bytes, body: bytes, ends: bytes, several: bytes | None, end: int
 ) -> tuple[Groups, bytes, int]:
-    """Return in Arrow what was found compiled."""
+    """Return as Arrow arrays what the compiled function has found."""
     count = len(ends) // 4 - 1
     buffers = [None, pa.py_buffer(ends), pa.py_buffer(body)]
     values = pa.Array.from_buffers(pa.binary(), count, buffers)
@@ -111,7 +111,7 @@ def _as_found(
 
 
 def split_replies(data: bytes, markers: Markers) -> framing.Split:
-    """Do as :func:`~etlstage.protocol.marker.framing.split_replies`, in bulk."""
+    """Do as :func:`~etlstage.protocol.marker.framing.split_replies`, in Arrow."""
     reasons: list[tuple[int, bytes]] = []
     sound = data
     if markers.err is not None and markers.err in data:
@@ -119,7 +119,7 @@ def split_replies(data: bytes, markers: Markers) -> framing.Split:
     try:
         groups, rest, total = split_column(sound, markers)
     except framing.Unterminated:
-        # It knows what came before.
+        # It returns the replies before the fault, too.
         return framing.split_replies(data, markers)
     if reasons:
         groups = Replies.of(groups).emptied([place for place, _ in reasons])
@@ -127,12 +127,12 @@ def split_replies(data: bytes, markers: Markers) -> framing.Split:
 
 
 COLUMNS: Final = framing.ByteFraming(encode_column, split_replies, OVERHEAD)
-"""Messages are a :class:`Column`, and replies to them :class:`Replies`, or lists where
-a closer look was needed."""
+"""For messages in a :class:`Column`; replies are :class:`Replies`, or lists where they
+needed a closer look."""
 
 
 def framing_of(messages: Run) -> framing.ByteFraming:
-    """Return how to find the boundaries of messages that are held so."""
+    """Return the framing for messages of this type."""
     return COLUMNS if isinstance(messages, Column) else framing.LISTS
 
 
@@ -141,7 +141,7 @@ def _clean(wire: bytes, messages: Column, markers: Markers) -> bool:
     if len(eom) == 1:
         sound = eom not in content(messages.array)
     else:
-        # A message that ends as EOM begins moves the boundary without adding one.
+        # A message that ends like EOM begins moves a boundary without adding one.
         sound = not len(messages) or _split(wire, eom).equals(messages.array)
     return sound and framing.has_only_eom(wire, markers)
 
@@ -151,7 +151,7 @@ def _without_refusals(
 ) -> tuple[bytes, list[tuple[int, bytes]]]:
     """Return the replies with an empty message for each refusal, and the reasons."""
     eom, eop = markers.eom, markers.eop
-    # Nearly all replies are one message: with these among them they still are.
+    # Nearly always replies are one message each, and remain so with empty messages.
     empty = eom if eop == eom else eom + eop
     *pieces, rest = data.split(err)
     kept: list[bytes] = []
@@ -167,7 +167,7 @@ def _without_refusals(
 
 
 def _joined_by(array: pa.BinaryArray, marker: bytes) -> bytes:
-    """Return the bytes of all elements, ``marker`` behind each."""
+    """Return the bytes of all elements, with ``marker`` after each."""
     if not len(array):
         return b""
     bounds = array_of([0, len(array)], pa.int32())
@@ -176,7 +176,7 @@ def _joined_by(array: pa.BinaryArray, marker: bytes) -> bytes:
 
 
 def _split(data: bytes, marker: bytes) -> pa.BinaryArray:
-    """Return what ``marker`` ends, and leave out what comes behind the last one."""
+    """Return the pieces that end with ``marker``, without what follows the last."""
     bounds = array_of([0, len(data)], pa.int32()).buffers()[1]
     whole = pa.Array.from_buffers(pa.binary(), 1, [None, bounds, pa.py_buffer(data)])
     pieces = pc.split_pattern(whole, pattern=marker).values

@@ -1,9 +1,9 @@
 """
-Boundaries in bulk.
+Writes and finds the boundaries of messages and replies, in bulk.
 
-Nothing here knows what may follow what; see ``state.py``.
-Each function looks at a whole run of messages at once: a loop over single messages
-appears only where the replies are not one to one.
+Nothing here knows what may follow what; see ``state.py``. Each function handles a whole
+run of messages at once: it loops over single messages only where replies are not one
+message each.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _FEW: Final = 8  # replies
 
 
 class Unterminated(RemoteProtocolError):
-    """Raised when an EOP follows a message that has no EOM, behind sound ``groups``."""
+    """Raised if an EOP follows a message without EOM; ``groups`` are those before."""
 
     def __init__(self, groups: list[tuple[bytes, ...]]) -> None:
         super().__init__("message without EOM before EOP")
@@ -59,8 +59,8 @@ def encode_run(messages: Run, markers: Markers, *, limit: int) -> bytes:
         wire = speedups.compiled.join_list(messages, markers, limit)
         if wire is not None:
             return wire
-    # One search in all of it, and not one for each message. That finds no more: as no
-    # marker overlaps another, none can begin in one message and end in the next.
+    # One search for all messages, not one for each. It finds nothing else: as no marker
+    # overlaps another, none can begin in one message and end in the next.
     wire = markers.eom.join((*messages, b""))
     if not _clean(wire, messages, markers) or (
         len(wire) > limit and max(map(len, messages)) > limit
@@ -107,12 +107,12 @@ def encode_replies(
     return b"".join(wire)
 
 
-@lru_cache(128)  # a bad column is bad in every row, for the same reason
+@lru_cache(128)  # often every message is refused for the same reason
 def encode_refusal(reason: bytes, markers: Markers, *, limit: int) -> bytes:
     """
     Return a refusal with its ERR; raises as :func:`encode_run`.
 
-    No EOM ends the reason: in an extraction that would be a message to pass on.
+    The reason has no EOM: in an extraction that would make it a message to pass on.
     """
     assert markers.err is not None, "unreachable: no refusal without ERR"
     encode_run([reason], markers, limit=limit)
@@ -130,9 +130,9 @@ def split_run(data: bytes, eom: bytes) -> tuple[list[bytes], bytes]:
 
 def split_groups(data: bytes, markers: Markers) -> tuple[Groups, bytes, int]:
     """
-    Return the complete replies in ``data``, what follows them, and their messages.
+    Return the complete replies in ``data``, what follows them, and a message count.
 
-    These are a number: to count them afterwards would cost more.
+    Counting the messages of the replies afterwards would cost more.
 
     Raises:
         Unterminated: If an EOP follows a message that has no EOM.
@@ -147,8 +147,8 @@ def split_groups(data: bytes, markers: Markers) -> tuple[Groups, bytes, int]:
         *messages, rest = data.split(eom)
         return Singles(messages), rest, len(messages)
     if len(eop) == 1:
-        # One to one, if without EOPs, split and joined again it is what it was. To look
-        # for one byte is several times as fast as to look for two.
+        # The replies are one message each if removing EOPs, splitting and joining again
+        # restores the bytes. A search for one byte is several times as fast as for two.
         end = data.rfind(eop) + 1
         whole = data[:end]
         messages = whole.replace(eop, b"").split(eom)
@@ -170,15 +170,15 @@ class Split(NamedTuple):
     """The replies that some bytes begin with."""
 
     groups: Groups
-    """Their messages; of a refusal there are none."""
+    """The messages of each reply; a refusal has none."""
     rest: bytes
-    """What follows them."""
+    """The bytes after the replies."""
     total: int
-    """Messages in all of them."""
+    """Number of messages in all replies."""
     reasons: list[tuple[int, bytes]]
-    """Of each refusal its place, and all that came before its ERR."""
+    """The place of each refusal, and everything in it before ERR."""
     broken: Unterminated | None
-    """What is wrong with the reply behind them, if anything is."""
+    """The fault of the reply after them; None if there is none."""
 
 
 def split_replies(data: bytes, markers: Markers) -> Split:
@@ -189,7 +189,7 @@ def split_replies(data: bytes, markers: Markers) -> Split:
     try:
         if err is None or err not in data:
             found, rest, total = split_groups(data, markers)
-            # Of a few, as in lock-step, a list is looked at faster.
+            # For a few replies, as in lock-step, a list is faster to work with.
             found = list(found) if total <= _FEW else found
             return Split(found, rest, total, reasons, None)
         for number, piece in enumerate(data.split(err)):
@@ -207,7 +207,7 @@ def split_replies(data: bytes, markers: Markers) -> Split:
 
 
 def _with_gaps(runs: list[Groups], reasons: list[tuple[int, bytes]]) -> Groups:
-    """Return runs of replies as one, an empty reply in each place between two."""
+    """Return runs of replies as one, with an empty reply between every two."""
     singles = [run.messages for run in runs if isinstance(run, Singles)]
     if len(singles) == len(runs):
         gaps = [place for place, _ in reasons]
@@ -232,36 +232,36 @@ def end_of(data: bytes, markers: Markers, count: int) -> int:
 
 class ByteFraming(NamedTuple):
     """
-    How messages are held in memory.
+    Functions for messages in one memory representation.
 
-    By that a supervisor finds the boundaries of single messages and their replies.
+    With them a supervisor writes messages and finds the boundaries of their replies.
     """
 
     encode_run: Callable[..., bytes]
-    """As :func:`encode_run`."""
+    """Like :func:`encode_run`."""
     split_replies: Callable[[bytes, Markers], Split]
-    """As :func:`split_replies`."""
+    """Like :func:`split_replies`."""
     overhead: int
-    """Bytes of memory that a message takes beside its own."""
+    """Bytes of memory that a message takes in addition to its own bytes."""
 
 
 LISTS: Final = ByteFraming(encode_run, split_replies, OVERHEAD)
-"""Messages are lists of bytes. For those that are Arrow see ``columnar.py``."""
+"""For messages in lists of bytes. For messages in Arrow see ``columnar.py``."""
 
 
 def _clean(wire: bytes, messages: Run, markers: Markers) -> bool:
     eom = markers.eom
     if len(eom) == 1:
-        # To join them again and find nothing is faster than to count.
+        # Joining them again and finding nothing is faster than counting.
         sound = eom not in b"".join(messages)
     else:
-        # A message that ends as EOM begins moves the boundary without adding one.
+        # A message that ends like EOM begins moves a boundary without adding one.
         sound = wire.split(eom) == [*messages, b""]
     return sound and has_only_eom(wire, markers)
 
 
 def has_only_eom(wire: bytes, markers: Markers) -> bool:
-    """Return whether no other marker is in what is to be sent."""
+    """Return whether the bytes to send contain no marker but EOM."""
     return (
         (markers.eop == markers.eom or markers.eop not in wire)
         and markers.eob not in wire

@@ -35,13 +35,13 @@ class Markers(_Fields):
     """
     The markers of one session.
 
-    The page names no default values; these are the ones that the stages written for
-    it use. ``eop == eom`` means that each message has exactly one reply.
-    ERR is ours: it ends a refusal, in place of EOP. None: no worker can refuse, and
-    what would be ERR is a byte like any other.
+    The protocol's source names no default values; these are what the stages written
+    for it use. ``eop == eom`` means that each message has exactly one reply.
+    ERR is an addition of etlstage: it ends a refusal, in place of EOP. If it is None,
+    no worker can refuse, and the byte is ordinary data.
 
     Raises:
-        ConfigError: If one is empty, or if a boundary could be read in two ways.
+        ConfigError: If a marker is empty, or a boundary could be read in two ways.
 
     """
 
@@ -63,13 +63,13 @@ class Markers(_Fields):
 
     @property
     def named(self) -> dict[str, bytes]:
-        """Those that there are, by name."""
+        """The markers that are defined, by name."""
         named = zip(MARKER_NAMES, self, strict=True)
         return {name: value for name, value in named if value is not None}
 
     @property
     def eob_is_apart(self) -> bool:
-        """Whether EOB can't be a part of other markers: in a reply it is found then."""
+        """Whether no marker overlaps EOB, so that replies can be searched for it."""
         eob = self.eob
         return not any(
             x in eob or eob in x or _overlap(x, eob) or _overlap(eob, x)
@@ -87,14 +87,14 @@ class Markers(_Fields):
         return {f"ETLSTAGE_{name.upper()}": escape(value) for name, value in named}
 
     def to_text(self) -> dict[str, str | None]:
-        """Return what :meth:`from_text` reads."""
+        """Return escaped texts by name, which :meth:`from_text` reads."""
         return dict.fromkeys(MARKER_NAMES) | {
             name: escape(value) for name, value in self.named.items()
         }
 
     def shown(self, data: bytes) -> str:
         """Return ``data`` as printable ASCII, with the markers by name: ``a<EOM>``."""
-        # Long ones first: one may begin as another that is not used that way.
+        # Long ones first: a marker may begin like one of the other direction.
         named = [(n, m) for n, m in zip(MARKER_NAMES, self, strict=True) if m]
         found = sorted(named, key=lambda item: -len(item[1]))
         text, at = "", 0
@@ -110,7 +110,7 @@ class Markers(_Fields):
         return text
 
     def unsolicited(self, data: bytes) -> str:
-        """Return the error of a worker that wrote ``data`` when no reply was due."""
+        """Return the error for a worker that wrote ``data`` when no reply was due."""
         replies = data.count(self.eop) + (data.count(self.err) if self.err else 0)
         if replies:
             many = "1 reply" if replies == 1 else f"{replies} replies"
@@ -123,7 +123,7 @@ class Markers(_Fields):
     @classmethod
     def from_text(cls, **texts: str | None) -> Markers:
         """
-        Build from escaped texts by name; a marker that is not named has its default.
+        Build from escaped texts by name; a marker that is left out has its default.
 
         Raises:
             ConfigError: If an escape can't be read, or the combination is refused.
@@ -170,10 +170,10 @@ def _overlap(first: bytes, second: bytes) -> bool:
 
 def escape(value: bytes) -> str:
     r"""
-    Return ``value`` as printable ASCII, other bytes as ``\ooo``.
+    Return ``value`` as printable ASCII, with other bytes as ``\ooo``.
 
-    Octal, because that is what ``printf`` of a POSIX shell, awk, C, PHP and Python
-    all understand; ``\x00`` is unknown to the first.
+    Octal, because ``printf`` of a POSIX shell, awk, C, PHP and Python all understand
+    it; ``\x00`` is unknown to the first.
     """
     return "".join(
         chr(byte) if 32 <= byte < 127 and byte != 92 else f"\\{byte:03o}"
@@ -183,12 +183,12 @@ def escape(value: bytes) -> str:
 
 def unescape(text: str) -> bytes:
     r"""
-    Return the bytes that ``text`` stands for; other than ASCII becomes UTF-8.
+    Return the bytes that ``text`` stands for; characters beyond ASCII become UTF-8.
 
-    Read are ``\n \r \t \a \b \f \v \\``, ``\0`` to ``\377``, ``\xHH`` and ``\uHHHH``.
+    Escapes are ``\n \r \t \a \b \f \v \\``, ``\0`` to ``\377``, ``\xHH``, ``\uHHHH``.
 
     Raises:
-        ConfigError: If a backslash begins none of these, or a surrogate is alone.
+        ConfigError: If a backslash begins none of these, or for a lone surrogate.
 
     """
     out = bytearray()

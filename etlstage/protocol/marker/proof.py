@@ -1,41 +1,41 @@
 """
-Whether the replies of a worker belong to the exchanges that they are counted for.
+Proves that a worker's replies belong to the exchanges that they are counted for.
 
 The k-th EOP answers the k-th exchange: a worker that writes one too many or too few
-shifts all that follow, and nothing in the bytes shows it. So what it answers is held back
-until it is shown to add up. This file has the states of that as a table; how much is
-held back and how long a pause may be has ``blocks.py``; which bytes are a reply has
-``reader.py``; what may follow what on the wire has ``state.py``; ``protocol.py`` moves
-bytes and asks all of them.
+shifts all replies that follow, and nothing in the bytes shows it. So replies are held
+back until they are proven to add up. This file has the states of such a proof as a
+table. ``blocks.py`` decides how much is held back and how long a pause may be,
+``reader.py`` which bytes are a reply, and ``state.py`` what may follow what on the
+wire; ``protocol.py`` moves bytes and calls all of them.
 
-Theory of operation. When no reply is outstanding, what was written may still not be
-all: a reply too many can be a moment late. A program that reads comes back to reading
-only behind all that it had to write; so one byte of the next message is written ahead
-(a *probe*, never the byte that completes the message). Once it is read, all that the
-worker wrote before is in the pipe; that is received, and if it was nothing, the block
-adds up. Three facts come from outside, each by a method:
+Theory of operation. When no reply is outstanding, the worker may still have more to
+write: a reply too many can be a moment late. But a worker returns to reading only after
+it has written everything it had to write. So one byte of the next message is written in
+advance (a *probe*, never the byte that completes the message). Once the worker has read
+that byte, everything it wrote before is in the pipe. If the pipe holds nothing more,
+the block is proven. Three facts come from outside, each by a method:
 
-- ``input_unread(left, now)``: how many bytes of what was written the worker has not
-  read. It is asked for while ``wants_unread``. If it returns True, receive everything
-  that the worker has written *now*, in this order, then call ``output_dry(now)``:
-  what is read behind the measuring was written before the byte was read.
-- ``output_dry(now)``: all of that was received. It is the verdict.
-- ``peer_exited(clean, now)``: how the process ended, behind a last ``input_unread``.
+- ``input_unread(left, now)``: how many bytes of its input the worker has not read. Call
+  it while ``wants_unread``. If it returns True, receive everything that the worker has
+  written *now*, then call ``output_dry(now)``. The order matters: only what is received
+  after the measurement is sure to include everything written before it.
+- ``output_dry(now)``: all output was received; this gives the verdict.
+- ``peer_exited(clean, now)``: how the process ended, after a last ``input_unread``.
 
-Where no message waits, the worker must be quiet for a time that follows its own pace.
-A lone message, which a caller waits for, is released at once by a process that has
-shown itself; should a fault show later, that message is *doubtful*. The same is done
-before the first message of a process: what it writes before it is asked would be taken
-for the beginning of its first reply.
+If no message is waiting, the worker must be quiet for a time that follows its own pace.
+A lone message, for which a caller waits, is released at once if the process has passed
+its first blocks; should a fault show later, that message is *doubtful*. A proof also
+precedes the first message of a process: output that it wrote before would be taken for
+the beginning of its first reply.
 
-Three rules about a worker that is gone. What it has not read it has not answered.
-Unless its exit is clean, it may have died of its last exchange behind two replies to
-the first: a lone exchange is released then, if all before it was proven, several are
-not. And what was ``unproven`` is doubtful if nothing else explains its end, which only
-who knows how it ended can decide.
+Three rules apply to a worker that is gone. It can't have answered what it has not read.
+Unless its exit is clean, its last exchange may have killed it after two replies to the
+first: then a lone exchange is released if everything before it was proven, several are
+not. And ``unproven`` messages are doubtful if nothing else explains its end, which only
+a caller that knows how it ended can decide.
 
-A fault has no culprit: none of what is held back counts. What a thread reads ahead in
-the worker escapes the probe; for it there is only the quiet time.
+A fault can't be traced to one exchange: no reply that is held back counts. Input that a
+thread of the worker reads ahead defeats the probe; only the quiet time helps there.
 """
 
 from __future__ import annotations
@@ -51,37 +51,37 @@ from etlstage.protocol.marker.markers import Markers
 
 __all__ = ("TRANSITIONS", "Proof", "ProofStep", "Stand")
 
-_SHOWN: Final = 64  # bytes of what the worker wrote, in an error
-# A caller's clock rounds short sleeps up to a millisecond; most workers are faster.
+_SHOWN: Final = 64  # bytes of the worker's output shown in an error
+# Looks without a pause: timers round up to a millisecond; most workers are faster.
 _LOOKS: Final = 40
-# Then it is looked at every so many seconds: an eighth of what it has taken so far.
+# Then the seconds between looks, at least and at most: an eighth of the time so far.
 _PAUSES: Final = (0.001, 0.25)
 _EIGHTH: Final = 0.125
-# Until a process that can't be probed, for its first message is empty, has greeted.
+# Seconds to wait for a greeting if no probe is possible: the first message is empty.
 _GREETING: Final = 0.1
-_AHEAD: Final = 2 * 1024 * 1024  # bytes to which the replies may be outstanding
+_AHEAD: Final = 2 * 1024 * 1024  # bytes of messages that may be unanswered
 
 
 class Stand(Enum):
-    """Where the proof of a block stands."""
+    """The state of the proof of a block."""
 
     OPEN = "OPEN"
     """Exchanges are given and answered; the answers are held back."""
     QUIET = "QUIET"
-    """The block has ended: nothing of it is outstanding, and the worker is to be quiet."""
+    """The block has ended: no reply is outstanding, and the worker must be quiet."""
     PROBED = "PROBED"
-    """A byte of what comes next was written ahead."""
+    """The first byte of what comes next was written in advance."""
     DRAINING = "DRAINING"
-    """The worker waits for us: what it has written is being received."""
+    """The worker waits for input: what it has written is being received."""
     OVER = "OVER"
-    """It does not add up, or the worker is gone."""
+    """The replies do not add up, or the worker is gone."""
 
     if not TYPE_CHECKING:
         __hash__ = object.__hash__
 
 
 class ProofStep(Enum):
-    """What moves a proof on."""
+    """An event that changes the state of a proof."""
 
     END = "end of a block"
     PROBE = "probe"
@@ -99,7 +99,7 @@ TRANSITIONS: Final[dict[tuple[Stand, ProofStep], Stand]] = {
     (Stand.QUIET, ProofStep.PROBE): Stand.PROBED,
     (Stand.QUIET, ProofStep.SHOWN): Stand.DRAINING,
     (Stand.PROBED, ProofStep.SHOWN): Stand.DRAINING,
-    # Overfull, or a lone message.
+    # Too many bytes wait, or the block is a lone message.
     (Stand.OPEN, ProofStep.RELEASE): Stand.OPEN,
     (Stand.QUIET, ProofStep.RELEASE): Stand.OPEN,
     (Stand.DRAINING, ProofStep.RELEASE): Stand.OPEN,
@@ -111,33 +111,33 @@ TRANSITIONS: Final[dict[tuple[Stand, ProofStep], Stand]] = {
     (Stand.OVER, ProofStep.STOP): Stand.OVER,
     **{(stand, ProofStep.GIVE_UP): Stand.OVER for stand in Stand},
 }
-"""``{(stand, step): next stand}``; what is missing is a bug of ours."""
+"""``{(stand, step): next stand}``; a missing pair is a bug in etlstage."""
 _PROVING: Final = frozenset({Stand.QUIET, Stand.PROBED, Stand.DRAINING})
 
 
 class Proof:
     """
-    Holds back what one worker answers until it is shown to add up.
+    Holds back the replies of one worker until they are proven.
 
     Args:
-        terms: Of the stage.
-        markers: Those of its dialect.
-        out: Where to put the bytes for the worker.
+        terms: The terms of the stage.
+        markers: The markers of its dialect.
+        out: The list that takes the bytes for the worker.
         batches: Whether exchanges are batches.
-        asks: Whether the worker asks for each message of them: then it has read what it
-            answers. Another that counts its messages answers before it has read EOB.
-        slack: Bytes behind EOB that a worker need not read.
-        hint: Ends the error of a worker that has written what is not due.
+        asks: Whether the worker asks for each message of a batch: then it has read what
+            it answers. One that counts messages answers before it has read EOB.
+        slack: Bytes after EOB that a worker need not read.
+        hint: Appended to the error for unsolicited output.
 
-    ``owed`` is, wherever it is passed, how many exchanges the worker has not answered.
+    The argument ``owed`` of methods is the number of exchanges that are not answered.
 
     Attributes:
-        stand: Where it stands.
+        stand: The current state.
         proving: Whether a block is being proven.
-        blocks: How much is held back.
-        held: Exchanges that are answered and held back.
+        blocks: Decides how much is held back.
+        held: Number of answered exchanges that are held back.
         ahead: Whether the worker lacks a part of what it was given last.
-        released: What has been released and not been fetched.
+        released: Events that were released and have not been fetched.
 
     """
 
@@ -164,32 +164,32 @@ class Proof:
         self._counts = batches and not asks
         self._slack = slack
         self._hint = hint
-        self._answers: list[Ended] = []  # that are held back
-        self._sizes: deque[int] = deque()  # messages of each batch that is owed
-        self._held = 0  # messages, in what is held back
+        self._answers: list[Ended] = []  # held back
+        self._sizes: deque[int] = deque()  # messages of each unanswered batch
+        self._held = 0  # messages in the exchanges that are held back
         self._out = out
-        self._rest: list[bytes] = []  # of what comes next
-        self._probed = False  # the first byte of that was written
-        self._checked = False  # how much was left unread when the block ended
-        self._stray = b""  # what it wrote when nothing was due, as far as it is shown
-        self._heard = b""  # the end of that: a marker may be cut
-        self._ends = False  # a message ends in it
-        self._left = 0  # bytes unread, at the last look
+        self._rest: list[bytes] = []  # what comes next, to be written after the proof
+        self._probed = False  # the first byte of the rest was written
+        self._checked = False  # the unread bytes were looked at since the block ended
+        self._stray = b""  # output when no reply was due, as much as an error shows
+        self._heard = b""  # the end of that output: a marker may be cut
+        self._ends = False  # a message or reply ends in that output
+        self._left = 0  # unread bytes, at the last look
         self._looks = 0
         self._since = self._quiet_until = 0.0
-        self._patient = False  # the quiet time is as long as it takes
-        self._suspect = False  # the last answer may be one too many to that before it
-        self._by_silence = 0  # messages for which only a quiet time speaks
-        self._unproven = 0  # messages that were released, and a fault may still show
-        self._whole: bool | None = None  # it had answered all when its output ended
+        self._patient = False  # the quiet time is long enough to prove the block
+        self._suspect = False  # the last answer may be a second one to a batch before
+        self._by_silence = 0  # messages proven by nothing but a quiet time
+        self._unproven = 0  # released messages for which a fault may still show
+        self._whole: bool | None = None  # all was answered when the output ended
         self._stopped = False
-        self._owed_bytes = 0  # of messages that are not answered; of a run, a share
+        self._owed_bytes = 0  # of unanswered messages, by the share of exchanges
 
     @property
     def unproven(self) -> int:
-        """Messages that were released, and may yet turn out to have others' replies."""
-        # What follows a quiet time shows that it was too short. Not so a fault in the
-        # next block: what was shown by silence came before it.
+        """Number of released messages whose replies are not yet proven to be theirs."""
+        # Output right after a quiet time shows that it was too short. A fault after an
+        # answer in the next block does not: the quiet time was before that block.
         return self._unproven + (0 if self.held else self._by_silence)
 
     # --- what goes to the worker ----------------------------------------------
@@ -206,10 +206,10 @@ class Proof:
         self, wire: bytes, messages: int, now: float, *, idle: bool, opens: bool
     ) -> None:
         """
-        Take what is to be written for messages, or for the end of a batch.
+        Take the bytes to write for messages, or for the end of a batch.
 
-        ``messages`` of them begin in it. The worker owed nothing before it if it was
-        ``idle``; exchanges begin with what ``opens``, else it is more of a batch.
+        ``messages`` is how many there are in ``wire``. ``idle``: the worker owed
+        nothing before. ``opens``: new exchanges begin, else the open batch continues.
         """
         self._owed_bytes += len(wire)
         if self._batches and opens:
@@ -234,7 +234,7 @@ class Proof:
             self._probe()
 
     def stop(self) -> None:
-        """Prove nothing more: the worker's input ends. All it was given is written."""
+        """Prove nothing more, as the worker's input ends; write all it was given."""
         self._stopped = True
         self._move(ProofStep.STOP)
         self._write_rest()
@@ -251,11 +251,11 @@ class Proof:
         suspect: bool = False,
     ) -> None:
         """
-        Hold back the answer to the oldest exchanges; it takes ``size`` bytes.
+        Hold back the answer to the oldest exchanges, which takes ``size`` bytes.
 
-        A ``suspect`` one may be a reply too many, for which the worker makes up with
-        the next: so it is the last of its block. Without a probe it takes the longest
-        quiet time to show that it is not.
+        A ``suspect`` answer may be a reply too many, after which the worker may omit
+        one, so the block ends with it. Without a probe, it takes the longest quiet
+        time to show that it is in order.
         """
         self._suspect = suspect
         count = len(answer.groups)
@@ -271,7 +271,7 @@ class Proof:
             self._end(now)  # so that what comes next can be given as a probe
 
     def hear(self, data: bytes, events: Sequence[Event]) -> None:
-        """Take what the worker writes, and what that means, while a block is proven."""
+        """Take the worker's output, and its events, while a block is being proven."""
         self._stray = (self._stray + data)[:_SHOWN]
         eom, eop = self._markers.eom, self._markers.eop
         heard = self._heard + data
@@ -281,11 +281,11 @@ class Proof:
             self.doubt(self.unsolicited(self._stray))
 
     def unsolicited(self, data: bytes) -> str:
-        """Return the error of a worker that wrote ``data`` when no reply was due."""
+        """Return the error for a worker that wrote ``data`` when no reply was due."""
         return self._markers.unsolicited(data) + self._hint
 
     def doubt(self, what: str) -> None:
-        """Give the block up: it does not add up."""
+        """Give up the block: its replies do not add up."""
         doubtful = self.unproven
         if self._terms.loads:
             doubtful += self._held
@@ -302,7 +302,7 @@ class Proof:
         return idle or self.stand in (Stand.QUIET, Stand.PROBED)
 
     def input_unread(self, left: int, now: float, *, owed: int) -> bool:
-        """Take how much is unread; return whether all it wrote is to be received now."""
+        """Take how much is unread; return whether to receive all output now."""
         self._left = left
         if not self.wants_unread(owed):
             return False
@@ -333,9 +333,9 @@ class Proof:
         return True
 
     def output_dry(self, now: float) -> None:
-        """Judge the block: all that the worker had written was received."""
+        """Judge the block: everything that the worker had written was received."""
         if self.stand is not Stand.DRAINING:
-            return  # what was received has shown the fault
+            return  # the output has shown the fault already
         if self._ends:
             self.doubt(self.unsolicited(self._stray))
         elif self._left > self._slack and not self._probed:
@@ -365,10 +365,10 @@ class Proof:
         """Take the end of the worker's output."""
         if self.stand is not Stand.OVER:
             self._whole = self.proving or not owed
-            self._conclude(clean=False)  # of what it dies is known only at its exit
+            self._conclude(clean=False)  # how it ends is known only at its exit
 
     def peer_exited(self, now: float, *, clean: bool, owed: int) -> None:
-        """Release what a worker has answered that is gone, if it is known to be right."""
+        """Release the replies of a worker that is gone, if they are proven right."""
         if self.stand is Stand.OVER:
             return
         if not (owed or self.held):
@@ -385,15 +385,15 @@ class Proof:
             self.released.append(Mispaired(what, self.held, 0))
         self._move(ProofStep.GIVE_UP)
 
-    # --- inside -----------------------------------------------------------------
+    # --- internals --------------------------------------------------------------
 
     @property
     def _trail(self) -> int:
-        """Bytes at the end of an exchange that may lie unread though it is answered."""
+        """Bytes at the end of an answered exchange that may be unread."""
         return self._slack + len(self._markers.eob) * self._batches
 
     def _clear(self, now: float) -> None:
-        """Doubt nothing behind which the worker was idle for long: it would have shown."""
+        """Clear all doubts if the worker was idle long enough for a fault to show."""
         if self.blocks.turn(now):
             self._unproven = self._by_silence = 0
 
@@ -417,7 +417,7 @@ class Proof:
         self._looks, self._checked = 0, False
 
     def _probe(self) -> bool:
-        """Write a byte of what comes next, if that shows anything; return whether."""
+        """Write a byte of what comes next if that proves anything; return whether."""
         if self._terms.loads or not self._rest or self._left > self._slack:
             return False  # a worker that counts its messages has not read EOB
         first = self._rest[0]
@@ -431,10 +431,10 @@ class Proof:
         return True
 
     def _conclude(self, *, clean: bool) -> None:
-        """Release what a worker has answered that can write no more, if that was all."""
+        """Release the replies of a worker that can write no more, if all have come."""
         read = self._left - self._probed <= self._trail
-        # One reply too many may have come behind what was released without proof. What
-        # is loaded would be loaded twice if it was given back.
+        # A reply too many may have come after what was released without proof. But
+        # loaded messages that are given again are loaded twice.
         shown = not (self._unproven or self._by_silence)
         lone = self.held == 1 and (self._terms.loads or shown)
         if self._whole and read and (clean or lone):
@@ -453,7 +453,7 @@ class Proof:
         self.blocks.release()
 
     def _joined(self) -> list[Ended]:
-        """Return what is held back in fewer parts, where that copies next to nothing."""
+        """Return the held answers in fewer parts, where that copies next to nothing."""
         parts: list[Ended] = []
         for part in self._answers:
             if parts and (joined := _join(parts[-1], part)):
@@ -468,7 +468,7 @@ class Proof:
 
 
 def _join(one: Ended, other: Ended) -> Ended | None:
-    """Return two answers as one, if they are small; the first is not to be used again."""
+    """Return two answers as one if both are lists; the first must not be used again."""
     groups, more = one.groups, other.groups
     if type(groups) is not list or type(more) is not list:
         return None

@@ -1,8 +1,9 @@
 """
-One marker session, seen from either side: moves bytes.
+One marker session, for either side.
 
-``state.py`` decides what is allowed, ``framing.py`` where things end, and
-``reader.py`` what the peer's bytes mean. Here is the seam, and what we send.
+``state.py`` decides what is allowed, ``framing.py`` finds the ends of messages and
+replies, and ``reader.py`` interprets the peer's bytes. This file implements the
+interface of a session, and writes what our own side sends.
 """
 
 from __future__ import annotations
@@ -56,26 +57,27 @@ class MarkerProtocol:
     """
     A session of the stage protocol, without I/O.
 
-    Both sides count exchanges from 1: messages, batches, or the rounds of a worker that
-    writes until it exits, of which nothing but its exit passes.
+    Both sides number exchanges from 1. An exchange is a message, a batch, or a round of
+    a worker that writes until it exits: nothing is sent to begin or end a round, which
+    ends with the worker's exit.
 
     Args:
-        side: Which end we are.
+        side: Which end of the session this is.
         mode: The scenario of the stage.
         markers: The five markers.
         limits: How much the peer may make us hold.
         eob_then_eom: An EOM follows each EOB. A worker that fills its batches takes
-            this for an empty message and answers it, behind EOP, with a BNC that
+            this for an empty message and answers it, after EOP, with a BNC that
             asks for nothing.
         eob_after_full: An EOB follows a batch that is full.
-        bnc_after_last: The worker asks also behind the message that fills its batch.
+        bnc_after_last: The worker also asks after the message that fills its batch.
         batch: Messages that fill a batch.
-        framing_of: Returns how to find boundaries in messages of that type; replies
-            are held as the messages were that went out last.
+        framing_of: Returns the framing for messages of a type; replies are stored in
+            the form of the messages that were sent last.
         window: How many exchanges may be given ahead of their replies; None: any
             number.
-        terms: At the supervisor's side, where replies are counted: replies are
-            released when ``proof.py`` has shown that they add up. None: at once.
+        terms: Given on the supervisor's side, where replies are paired by counting:
+            they are released once ``proof.py`` has proven them. None: at once.
 
     """
 
@@ -113,7 +115,7 @@ class MarkerProtocol:
         self._filled = 0  # messages of the batch that was opened last
         self._rounds = 0
         replies = side is Side.WORKER and mode is not Mode.PLAIN
-        # Only in replies is ERR searched for: in all else it is a byte like any other.
+        # Only replies are searched for ERR: elsewhere it is ordinary data.
         self._unsendable = self.markers if replies else self.markers.without_err()
         self._framing_of = framing_of
         self._framings: dict[type, ByteFraming] = {}  # by type of the messages
@@ -123,18 +125,18 @@ class MarkerProtocol:
         self._window = window
         self._ended = False
         self.tail: bytes = b""
-        """What no marker ends, of a peer that sends no more."""
+        """What the peer sent after its last marker, once it has closed its output."""
         self.owed: int = 0
-        """EOP that the worker still has to write."""
+        """Number of EOP that the worker still has to write."""
         self.room: float = math.inf
-        """How many exchanges may be opened; where the worker asks, messages."""
+        """How many exchanges may be opened; messages, if the worker asks for them."""
         self.unprompted: bool = terms is not None
-        """Whether it has bytes or timers of its own: those of a proof."""
+        """Whether the session has bytes or timers of its own: those of a proof."""
         self.wants_unread: bool = False
-        """Whether :meth:`input_unread` is of use now."""
+        """Whether the session needs :meth:`input_unread` now."""
         self._now = 0.0
         self.proof: Proof | None = None
-        """What holds replies back, if anything does."""
+        """Holds replies back until they are proven; None: they are not held back."""
         if terms is not None:
             slack = len(self.markers.eom) if eob_then_eom else 0
             self.proof = Proof(
@@ -161,17 +163,17 @@ class MarkerProtocol:
 
     @property
     def state(self) -> MarkerState:
-        """Where the session stands."""
+        """The current state."""
         return self._session.state
 
     @property
     def _due(self) -> int:
-        """Exchanges that the worker has begun to be given, and has not answered."""
-        # A batch that we close is owed only behind its EOB.
+        """Number of unanswered exchanges that were sent to the worker, even in part."""
+        # A batch that we close is owed only after its EOB.
         session = self._session
         return session.owed + (self._closes and session.filling)
 
-    # --- the seam -----------------------------------------------------------
+    # --- the interface of a session -----------------------------------------
 
     def receive_data(self, data: bytes, now: float = 0.0, /) -> None:
         if self._session.state is MarkerState.ERROR:
@@ -186,7 +188,7 @@ class MarkerProtocol:
         self._count()
 
     def reading_paused(self, now: float, /) -> None:
-        """Do nothing: no sign of the peer is due."""
+        """Do nothing: there are no heartbeats."""
 
     def receive_eof(self, now: float = 0.0, /) -> None:
         if self.proof is not None:
@@ -212,15 +214,15 @@ class MarkerProtocol:
 
     def data_to_send(self) -> list[bytes]:
         out = self._out[:]
-        self._out.clear()  # the proof writes there, too
+        self._out.clear()  # the same list: the proof writes to it, too
         return out
 
     def get_timer(self) -> float | None:
-        """Return when to look at what is unread again: else the page knows no time."""
+        """Return when to look at the unread input again; there is no other timer."""
         return None if self.proof is None else self.proof.next_look(self._now)
 
     def handle_timer(self, now: float) -> None:
-        """Do nothing: what follows depends on how much is unread then."""
+        """Do nothing: :meth:`input_unread` decides by how much is unread then."""
 
     def go_in_step(self, step: bool, /) -> None:
         if self.proof is not None:
@@ -259,7 +261,7 @@ class MarkerProtocol:
             self._count()
 
     def peer_exited(self, clean: bool, now: float = 0.0) -> None:
-        """Release what is right of a peer that is gone; a round ends with its worker."""
+        """Release the proven replies of a worker that is gone, or end its round."""
         self._now = now
         if self.proof is not None:
             self.proof.peer_exited(now, clean=clean, owed=self._due)
@@ -275,7 +277,7 @@ class MarkerProtocol:
     def send(self, event: Event, now: float = 0.0, /) -> None:
         self._now = now
         ours = self.side is Side.SUPERVISOR
-        # One message at a time is the case that counts, and of those most pass here.
+        # Checked first, and by type: the speed of one message at a time depends on it.
         if type(event) is Opened and ours:
             self._open(event)
         elif type(event) is Added:
@@ -292,12 +294,12 @@ class MarkerProtocol:
         self._count()
 
     def _hold(self, proof: Proof, data: bytes, now: float) -> None:
-        """Hold back what has ended; take for a fault what was not asked for."""
+        """Hold back ended exchanges; take unsolicited output for a fault."""
         events, self._reader.events = self._reader.events, []
         if proof.proving or proof.stand is Stand.OVER:
             proof.hear(data, events)
             if proof.proving and self._session.state is MarkerState.WANTED:
-                # It asks behind a message of which it has a part, or nothing.
+                # It asks for more after a message of which it has at most a part.
                 proof.doubt(proof.unsolicited(self.markers.bnc))
             return
         size = len(data)
@@ -310,7 +312,7 @@ class MarkerProtocol:
             elif isinstance(event, Failed) and not self._due:
                 proof.doubt(proof.unsolicited(getattr(event.error, "found", b"")))
             elif isinstance(event, Added):
-                proof.released.append(event)  # in front of its end
+                proof.released.append(event)  # before the end of its exchange
             else:
                 self._reader.events.append(event)
 
@@ -337,8 +339,8 @@ class MarkerProtocol:
             self._write(wire, count, idle=idle)
 
     def _framed(self, messages: Run) -> tuple[bytes, ByteFraming]:
-        """Return messages as they are written, and how replies to them are found."""
-        messages = plain(messages)  # what is beside them does not travel
+        """Return messages as bytes to write, and the framing of the replies to them."""
+        messages = plain(messages)  # columns beside them are not sent
         framing = self._framings.get(type(messages))
         if framing is None:
             framing = self._framings[type(messages)] = self._framing_of(messages)
@@ -366,7 +368,7 @@ class MarkerProtocol:
         self._fill(messages, 0, ended=ended, idle=not self._due)
 
     def _add(self, event: Added) -> None:
-        """Go on with the batch that is open, or end it."""
+        """Add to the open batch, or end it."""
         id_, messages, ended = event
         session = self._session
         if not session.filling:
@@ -377,7 +379,7 @@ class MarkerProtocol:
     def _fill(
         self, messages: Run, held: int, *, ended: bool, idle: bool = False
     ) -> None:
-        """Add messages to a batch that holds so many, and EOB."""
+        """Add messages to a batch that has ``held`` already, and EOB if it ends."""
         (wire, framing), count = self._framed(messages), len(messages)
         if ended and count and self._asks:
             raise LocalProtocolError("can't send EOB behind a message: BNC comes first")
@@ -387,7 +389,7 @@ class MarkerProtocol:
         full = held + count >= self._batch
         if ended:
             self._pass(Token.EOB)
-        if ended and (self._eob_after_full or not full):  # else the worker knows
+        if ended and (self._eob_after_full or not full):  # else the worker closes it
             tail = self.markers.eom if self._eob_then_eom else b""
             self._reader.echoes += bool(tail) and self._asks
             wire += self.markers.eob + tail
@@ -470,20 +472,20 @@ class MarkerProtocol:
             raise LocalProtocolError(str(refusal)) from None
 
     def _count(self) -> None:
-        """Keep what is asked of every session at every turn where it costs no call."""
+        """Update the plain attributes, which are read at every turn without a call."""
         session, proof, window = self._session, self.proof, self._window
         before, self.owed = self.owed, session.owed
         room = math.inf
         if self._asks:
             waits = session.state in (MarkerState.IDLE, MarkerState.WANTED)
-            # What is asked for behind a full batch is not what it wants.
+            # A BNC after the message that fills a batch does not ask for more.
             vain = self._bnc_after_last and session.state is MarkerState.WANTED
             room = float(waits and not (vain and self._filled >= self._batch))
         elif self._plain:
             room = float(not self._reader.round)
         elif window is not None:
             if window.fixed:
-                pass  # it learns nothing
+                pass  # a fixed window does not adapt
             elif not before:
                 window.started(self._now)
             elif self.owed < before:
@@ -494,7 +496,7 @@ class MarkerProtocol:
             self.room = room
             return
         if self._batches and session.filling:
-            # A batch that was begun is filled, however large its block is.
+            # A batch that was begun is filled, whatever the size of its block.
             room = 0.0 if proof.ahead else room
         elif room >= 1:
             room = min(room, proof.room(self._now))

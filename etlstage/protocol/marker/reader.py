@@ -1,8 +1,8 @@
 """
-What the peer's bytes mean, in the state of the session.
+Turns the peer's bytes into events, according to the state of the session.
 
-However the bytes are cut into reads, the same events come out: what stands before
-a fault is delivered before the fault is.
+The events are the same however the bytes are split into reads: everything before a
+fault is delivered before the fault itself.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from etlstage.protocol.marker.state import (
 
 __all__ = ("MarkerReader", "ReceiveBounds")
 
-_DUMPED = 16  # bytes shown of what the peer did wrong
-_REASON = 1000  # characters of its reason for a refusal
-_SHOWN = 64  # bytes of it that others may show
+_DUMPED = 16  # bytes of faulty input shown in an error message
+_REASON = 1000  # characters kept of a worker's reason for a refusal
+_SHOWN = 64  # bytes of faulty input kept in the attribute found of an error
 _PASSED_ON = (
     "sent EOB in a reply, expected no marker in a message; a worker that knows no"
     " batches passes it on: remove batch from its stage"
@@ -45,17 +45,17 @@ class MarkerReader:
     Turns received bytes into events, with the numbers of the exchanges.
 
     Attributes:
-        events: What has been understood and not been fetched yet.
-        echoes: EOM behind an EOB that are still to come, or, at the supervisor's
-            side, the BNC that answer them; both are left out.
-        echoes_owed: Such BNC that we, the worker, have still to write.
-        framing: How replies are found in what has come, and held.
-        round: Number of the round of a worker that writes until it exits; 0: none is
-            open, and what it writes is of no round.
-        filled: Messages of the batch that a worker fills, which may be answered now;
-            0: none that it has not asked for more behind, or EOB has closed it.
-        suspect: Whether the last batch was answered by a worker that had asked for more
-            behind as many messages before: it may have meant the batch before it.
+        events: Events that have not been fetched yet.
+        echoes: Number of EOM that are still to come after an EOB or, on the
+            supervisor's side, of the BNC that answer them; both are dropped.
+        echoes_owed: Number of such BNC that we, the worker, still have to write.
+        framing: How replies are found in the received bytes, and stored.
+        round: Number of the open round of a worker that writes until it exits; 0: no
+            round is open, and output belongs to none.
+        filled: Messages in the batch that the worker is filling, if it may answer that
+            batch now; 0: it has just asked for more, or EOB has closed the batch.
+        suspect: Whether the batch answered last was no larger than one at which the
+            worker had asked for more: the answer may be meant for the batch before.
 
     """
 
@@ -73,11 +73,11 @@ class MarkerReader:
         self.round: int = 0
         self.filled: int = 0
         self.suspect: bool = False
-        self._asked = 0  # messages behind which the worker has asked for more, at most
+        self._asked = 0  # the most messages after which the worker has asked for more
         self._session = session
         self._batches = session.mode.batches
         self._markers = markers
-        # A worker that knows no batches passes EOB on in its replies.
+        # A worker that does not handle batches passes EOB on in its replies.
         passes_on = self._batches and side is Side.SUPERVISOR and markers.eob_is_apart
         self._eob = markers.eob if passes_on else None
         self._widest = max(
@@ -91,22 +91,22 @@ class MarkerReader:
         self._pairs = replies and session.mode is not Mode.BATCH_WORKER
         self._smallest_limit = min(limits)
         single = max(map(len, markers.named.values())) == 1
-        # Where no marker can be cut or overlap, and EOP is none of the others.
+        # No marker can be cut or overlap, and EOP differs from EOM.
         self._plain = self._pairs and single and markers.eop != markers.eom
 
     def feed(self, data: bytes) -> None:
         """
-        Understand as much as can be.
+        Parse as much as is complete.
 
         Raises:
-            RemoteProtocolError: If the peer broke the protocol; ``events`` holds what
-                came before.
+            RemoteProtocolError: If the peer broke the protocol; ``events`` holds
+                everything before the fault.
 
         """
         if self._plain and self._take_one(data):
             return
         if self._pairs and (end := self._end_of_replies(data)):
-            # The common case, spared the copies into the buffer and out of it.
+            # The common case, without copies into the buffer and out of it.
             start = self._buffer.offset
             self._split_replies(self._buffer.feed_and_take(data, end), start)
             if len(self._buffer):
@@ -118,13 +118,13 @@ class MarkerReader:
         self._bounds.check_rest(self._buffer, self.framing.overhead)
 
     def tail(self) -> bytes:
-        """Return what is not complete; a PayloadTooBig for what is, and too long."""
+        """Return the rest; raise PayloadTooBig if a complete message in it is."""
         tail = self._buffer.take(len(self._buffer))
         self._bounds.check_tail(tail)
         return tail
 
     def _take_one(self, data: bytes) -> bool:
-        """Take a reply that comes whole and alone, as in lock-step; return whether."""
+        """Take ``data`` if it is one whole reply, as in lock-step; return whether."""
         eom, eop, _, bnc, err = self._markers
         size = len(data)
         if (
@@ -148,12 +148,12 @@ class MarkerReader:
         return True
 
     def _end_of_replies(self, data: bytes) -> int:
-        """Return where in ``data`` the last reply ends, or 0 if there is more to see."""
+        """Return where the last reply in ``data`` ends; 0: a full parse is needed."""
         eop, _, bnc, err = self._markers[1:]
         err, eob = err or b"", self._eob
         held = len(self._buffer)
         if (
-            (held and self._widest > 1)  # which may have begun there
+            (held and self._widest > 1)  # a marker may have begun in the buffer
             or held + len(data) > self._smallest_limit
             or bnc in data
             or (eob is not None and eob in data)
@@ -202,7 +202,7 @@ class MarkerReader:
         if self._eob is not None and token is Token.EOB:
             raise self._blame(_PASSED_ON, offset, marker)
         if len(self._buffer) and token is not Token.EOB:
-            self._got(Token.OUTPUT)  # and not the beginning of a marker
+            self._got(Token.OUTPUT)  # it is not the beginning of a marker
         self._got(token, at=offset, found=marker)
         raise AssertionError("unreachable: a marker without a place was allowed")
 
@@ -225,7 +225,7 @@ class MarkerReader:
                 self._take_refusal()
                 continue
             if eop == eom:
-                # Then a round is one message, by definition: nothing else could show
+                # Then a round is one message, by definition: nothing else separates
                 # the end of a message from that of a round.
                 if end:
                     self._got(Token.OUTPUT)
@@ -251,8 +251,8 @@ class MarkerReader:
         while len(self._buffer):
             end = self._find_end()
             stray = self._buffer.find(bnc)
-            # Only where a message may begin is it BNC; inside of one it is a fault, for
-            # no message contains a marker ("General terms", 4).
+            # BNC is a request only where a message may begin; inside a message it is
+            # a fault, as no message contains a marker ("General terms", 4).
             if stray == 0:
                 self._take_request()
             elif bnc.startswith(self._buffer.peek(len(bnc))):
@@ -281,8 +281,8 @@ class MarkerReader:
             self._end_batch()
             self._buffer.drop(len(eob))
             if self.eob_then_eom:
-                # For workers that look for EOB where a line ends. They take the rest
-                # for an empty message, and one that asks answers it with a BNC.
+                # For workers that look for EOB at the end of a line. Others take the
+                # EOM for an empty message, and answer it with a BNC if they ask.
                 self.echoes = 1
                 self.echoes_owed += self._session.mode is Mode.BATCH_WORKER
         self._parse_messages()
@@ -298,11 +298,11 @@ class MarkerReader:
             self.events.append(Added(session.opened, (), ended=True))
 
     def _take_request(self) -> None:
-        # It comes right behind EOP, but the next batch may be on its way already.
+        # An echo comes right after EOP, but the next batch may be on its way already.
         if self.echoes > (self._session.state is MarkerState.BUSY):
             self.echoes -= 1
         else:
-            self._got(Token.BNC)  # and there is room
+            self._got(Token.BNC)  # which makes room
             self._asked = max(self._asked, self.filled)
             self.filled = 0
         self._buffer.drop(len(self._markers.bnc))
@@ -332,7 +332,8 @@ class MarkerReader:
                 del messages[0]
                 start += width
         sound = self._bounds.sound(messages)
-        # In lock-step each message needs a BNC before it: the first may be sound.
+        # In lock-step each message needs a BNC before it, so a run is passed one by
+        # one: its first message may be in order where the second is not.
         session = self._session
         step = 1 if session.mode is Mode.BATCH_WORKER else max(1, sound)
         for at in range(0, sound, step):
@@ -352,7 +353,7 @@ class MarkerReader:
 
     def _take_run(self, end: int) -> list[bytes]:
         messages, rest = split_run(self._buffer.take(end), self._markers.eom)
-        # Not empty when EOM overlaps itself, or an unfinished message is cut.
+        # The rest is not empty if EOM overlaps itself, or a message is unfinished.
         self._buffer.put_back(rest)
         return messages
 
@@ -367,7 +368,7 @@ class MarkerReader:
         return min((at for at in found if at >= 0), default=-1)
 
     def _take_refusal(self) -> None:
-        """Take the next ERR and what comes before it, in which there is no EOP."""
+        """Take the next ERR and the bytes before it, which hold no EOP."""
         if not self._session.owed:
             self._check_rest()
         self._take_replies(self._find_err() + len(self._markers.err or b""))
@@ -380,7 +381,7 @@ class MarkerReader:
         """Deliver the replies in ``data``, which began at offset ``start``."""
         owed = self._session.owed
         found = self.framing.split_replies(data, self._markers)
-        # Not counted before: nearly always there are no more than are owed.
+        # Not counted beforehand: nearly always there are no more than are owed.
         if len(found.groups) + (found.broken is not None) > owed:
             cut = end_of(data, self._markers, owed)
             self._buffer.put_back(data[cut:])
@@ -415,7 +416,7 @@ class MarkerReader:
             raise fault
 
     def _check_rest(self) -> None:
-        """Refuse what can't be a part of a reply, as soon as it is there."""
+        """Raise as soon as the buffer holds what can't be a part of a reply."""
         if not len(self._buffer):
             return
         if self._session.owed:
@@ -460,8 +461,8 @@ class MarkerReader:
 
 
 def _reason(messages: list[bytes]) -> str:
-    """Return why a worker refuses that wrote that before ERR."""
-    # What was made before counts for nothing: the reason is what it wrote last.
+    """Return the reason for a refusal: the last of the messages before ERR."""
+    # The messages before it are the discarded beginning of a reply.
     *_, before, rest = (b"", *messages)
     reason = (rest or before).decode(errors="replace")
     return f"{reason[:_REASON]}..." if len(reason) > _REASON else reason
@@ -469,23 +470,23 @@ def _reason(messages: list[bytes]) -> str:
 
 class ReceiveBounds:
     """
-    Holds what has been received against the limits of a session.
+    Checks what has been received against the limits of a session.
 
-    A message is as long as it is; a reply costs what it takes in memory, where each
-    message has an overhead: the bytes that were read are the smaller part of short
-    ones. ``replies`` may be held until they are complete.
+    A message counts by its length. A reply counts by the memory that it takes: each
+    message has an overhead, which for short messages exceeds the bytes read. With
+    ``replies``, incomplete replies are held in the buffer, and checked, too.
     """
 
     def __init__(self, limits: Limits, markers: Markers, *, replies: bool) -> None:
         self._message, self._reply = limits
         self._eom = markers.eom
         self._holds_replies = replies
-        # A part of a marker may be here already, behind what the limits are for.
+        # A part of a marker, which the limits do not count, may be here already.
         self._slack = max(map(len, markers.named.values())) - 1
         # At worst each byte is an EOM.
         most = self._reply // (1 + OVERHEAD) - len(self._eom)
         self.small: int = min(self._message, most)
-        """Bytes in which no reply can be too big."""
+        """Largest size, in bytes, at which no reply can be too big."""
 
     def sound(self, messages: Run) -> int:
         """Return how many messages come before the first that is too long."""
@@ -500,10 +501,10 @@ class ReceiveBounds:
         """
         Return how many replies come before the first that is too big.
 
-        In all of them there are ``size`` bytes, with their markers, and ``count``
-        messages, each of which takes ``overhead`` bytes of memory beside its own.
+        Together they have ``size`` bytes, markers included, and ``count`` messages,
+        each of which takes ``overhead`` bytes of memory beyond its own bytes.
         """
-        # Nearly always it takes no look at each of them.
+        # Nearly always the totals suffice, without a look at each reply.
         if size <= self._message and (
             size + overhead * count <= self._reply
             or size + overhead * max(map(len, groups), default=0) <= self._reply
@@ -521,14 +522,14 @@ class ReceiveBounds:
             raise self.fault((messages[sound],))
 
     def too_big(self, reply: Sequence[bytes], overhead: int = OVERHEAD) -> bool:
-        """Return whether a reply is too big, or a message in it."""
+        """Return whether a reply, or a message in it, is too big."""
         return (
             self._cost(reply, overhead) > self._reply
             or max(map(len, reply), default=0) > self._message
         )
 
     def fault(self, reply: Sequence[bytes], overhead: int = OVERHEAD) -> PayloadTooBig:
-        """Return the error of a reply that is too big."""
+        """Return the error for a reply that is too big."""
         longest = max(map(len, reply))
         if longest > self._message:
             return PayloadTooBig(
@@ -542,9 +543,9 @@ class ReceiveBounds:
         )
 
     def check_tail(self, tail: bytes) -> None:
-        """Raise for the first complete message that is too long in what came last."""
+        """Raise for the first complete message in ``tail`` that is too long."""
         eom, most, at = self._eom, self._message, 0
-        # From one EOM to another as far away as may be: split up, it would be larger.
+        # Jump to the farthest EOM within the limit: splitting would take more memory.
         while len(tail) - at > most:
             last = tail.rfind(eom, at, at + most + len(eom))
             if last < 0 and (last := tail.find(eom, at)) >= 0:
@@ -554,7 +555,7 @@ class ReceiveBounds:
             at = last + len(eom)
 
     def check_rest(self, buffer: ReceiveBuffer, overhead: int) -> None:
-        """Raise for what is still incomplete and too long already."""
+        """Raise if the incomplete rest in the buffer is too long already."""
         held, at = len(buffer), buffer.offset + len(buffer)
         most = self._message + self._slack
         if held > most and held - buffer.end_of_last(self._eom) > most:
@@ -563,7 +564,7 @@ class ReceiveBounds:
                 f" offset {at}; see max_message"
             )
         most = self._reply + self._slack
-        # Counted only where so many bytes may be too many messages.
+        # Counted only if that many bytes could hold too many messages.
         if (
             self._holds_replies
             and held * (1 + overhead) > most
@@ -575,5 +576,5 @@ class ReceiveBounds:
             )
 
     def _cost(self, reply: Sequence[bytes], overhead: int) -> int:
-        """Return what a reply takes: as it was read, and beside that."""
+        """Return the bytes of memory that a reply takes: as read, plus overhead."""
         return sum(map(len, reply)) + len(reply) * (len(self._eom) + overhead)

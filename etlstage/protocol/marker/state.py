@@ -8,8 +8,9 @@ Two rules:
 2. This file does not know which side it runs on. Both sides pass the same tokens
    through the same table; only who is to blame for a refusal differs.
 
-Theory of operation. The page describes two loops, one for the supervisor S and one
-for the worker W. What matters on the wire is the order of seven tokens:
+Theory of operation. The page (see the package's docstring) describes two loops, one for
+the supervisor S and one for the worker W. What matters on the wire is the order of
+seven tokens:
 
 ====== ======= ====================================================
 token  from    meaning
@@ -23,21 +24,21 @@ ERR      W     in place of EOP: the worker rejects
 BNC      W     one more message for this batch, please
 ====== ======= ====================================================
 
-A session is one of five modes, each with its table. Beside the state there is one
+A session has one of five modes, each with its table. Besides the state there is one
 counter, ``owed``: how many EOP the worker still has to write. The k-th EOP answers
 the k-th exchange, so S may write ahead and pairs by order; the table sees the last
 owed EOP as a token of its own, LAST_EOP, because only that one leads back to IDLE.
 ERR counts as an EOP, in the table, too.
 
-Where the page and its implementations (PanDAWMS/dkb) differ, the table follows these:
+Where the page and its implementations (PanDAWMS/dkb) differ, the table follows the
+implementations:
 
-* one EOP for each EOB, also for an empty batch, of which the page does not speak;
-* BNC comes after a message, never after EOP, as "General terms", 7, has it: there a
-  BNC would ask for the first message of a batch, which S sends unprompted ("batch
+* one EOP for each EOB, also for an empty batch, which the page does not mention;
+* BNC comes after a message, never after EOP as in "General terms", 7: there a BNC
+  would ask for the first message of a batch, which S sends unprompted ("batch
   processing", 1). A BNC in IDLE answers nothing;
 * no BNC after the message that fills a batch; a worker that writes one all the same
-  ("batch processing", 2, to the letter) is in WANTED and may pass on to its replies
-  from there;
+  ("batch processing", 2, to the letter) is in WANTED and may begin its replies there;
 * worker-driven batches are lock-step: the answer to BNC is one message or EOB;
 * replies may begin before EOB (awk stages do that), but not end.
 """
@@ -84,10 +85,10 @@ class Mode(Enum):
 
 
 class MarkerState(Enum):
-    """Where a session stands."""
+    """The state of a session."""
 
     IDLE = "IDLE"
-    """Nothing was asked, nothing is owed."""
+    """No batch is open, and no EOP is outstanding."""
     FILLING = "FILLING"
     """A batch is open. In a worker-driven one it's the worker's turn."""
     WANTED = "WANTED"
@@ -101,13 +102,13 @@ class MarkerState(Enum):
     ERROR = "ERROR"
     """The peer broke the protocol."""
 
-    # Members are single objects: the hash of their names, in Python, costs more.
+    # Members are single objects: hashing their names, in Python, costs more.
     if not TYPE_CHECKING:
         __hash__ = object.__hash__
 
 
 class Token(Enum):
-    """What may pass; the value is how errors call it."""
+    """What may pass between the sides; the value is its name in errors."""
 
     MESSAGE = "a message"
     EOB = "EOB"
@@ -176,7 +177,7 @@ TRANSITIONS: Final[Mapping[Mode, Mapping[tuple[MarkerState, Token], MarkerState]
         (MarkerState.BUSY, Token.END): MarkerState.BUSY,
     },
 }
-"""``{mode: {(state, token): next state}}``; what is missing is forbidden."""
+"""``{mode: {(state, token): next state}}``; a missing pair is forbidden."""
 
 _OWES: Final[Mapping[Mode, frozenset[tuple[MarkerState, Token]]]] = {
     Mode.PLAIN: frozenset(),
@@ -193,7 +194,7 @@ _OWES: Final[Mapping[Mode, frozenset[tuple[MarkerState, Token]]]] = {
 _FILLING: Final = frozenset(
     {MarkerState.FILLING, MarkerState.WANTED, MarkerState.AHEAD}
 )
-"""A batch is open."""
+"""States in which a batch is open."""
 
 _ENDS: Final = frozenset({Token.EOP, Token.ERR})
 """What ends a reply."""
@@ -224,7 +225,7 @@ _HINTS: Final[Mapping[tuple[Mode, Token] | tuple[MarkerState, Token], str]] = {
 
 
 class TransitionDenied(Exception):
-    """Raised for a token that the state does not allow; the caller knows whose."""
+    """Raised for a token that the state does not allow; the caller knows the sender."""
 
 
 class TokenMachine:
@@ -234,9 +235,9 @@ class TokenMachine:
         self.mode = mode
         self.state = MarkerState.STREAMING if mode is Mode.PLAIN else MarkerState.IDLE
         self.owed: int = 0
-        """EOP that the worker still has to write."""
+        """Number of EOP that the worker still has to write."""
         self.answered: int = 0
-        """EOP that it has written: so the next answers this number and one more."""
+        """Number of EOP that it has written; the next answers exchange answered + 1."""
         self._table = TRANSITIONS[mode]
         self._owes = _OWES[mode]
 
@@ -251,7 +252,7 @@ class TokenMachine:
     @property
     def opened(self) -> int:
         """Number of the exchange that was opened last, counted from 1."""
-        # A batch that we close is owed only behind its EOB.
+        # A batch that the supervisor closes is owed only after its EOB.
         ours = self.mode is Mode.BATCH_SUPERVISOR and self.state in _FILLING
         return self.answered + self.owed + ours
 
@@ -260,7 +261,7 @@ class TokenMachine:
         Move on by ``count`` tokens of one kind.
 
         Raises:
-            TransitionDenied: If the state does not allow the token, or not so many of them;
+            TransitionDenied: If the state does not allow the token, or not that many;
                 nothing has changed then.
 
         """
@@ -276,7 +277,7 @@ class TokenMachine:
             owed += count
         try:
             state = self._table[state, token]
-            # Lock-step allows one message in WANTED and none in the state behind it.
+            # Lock-step allows one message in WANTED and none in the state after it.
             if count > 1 and token is Token.MESSAGE:
                 state = self._table[state, token]
         except KeyError:

@@ -1,5 +1,5 @@
 """
-Kinesis as a stream with shards, by its API, over boto3 of the extra ``kinesis``.
+Kinesis as a stream with shards, read over its API with boto3 (extra ``kinesis``).
 
-``source.py`` reads it, ``aggregate.py`` knows what producers put into one record.
+``source.py`` reads the stream, ``aggregate.py`` unpacks aggregated records.
 """

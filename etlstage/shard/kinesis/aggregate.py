@@ -1,10 +1,11 @@
 """
-Records that the producer library (KPL) has put as one, and what is in them.
+Aggregated records: several that the producer library (KPL) has put as one.
 
-Four bytes, a message of protobuf, and its MD5. What is not exactly that is a record like
-any other: bytes may begin with the same four by chance.
+An aggregated record is four magic bytes, a protobuf message, and the MD5 of that.
+Anything else is an ordinary record, as its data may begin with the same four bytes by
+chance.
 
-Only what bounds its data is read here::
+Only keys and data are read here::
 
     message AggregatedRecord {
       repeated string partition_key_table     = 1;
@@ -18,8 +19,8 @@ Only what bounds its data is read here::
       repeated Tag    tags                    = 4;
     }
 
-The client library drops what belongs to another shard by its hash key, for its own
-producer puts that again. Others don't, so here it is kept.
+The client library drops records that belong to another shard by their hash key, as its
+own producer puts them again. Other producers don't, so such records are kept here.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types
 
 
 def split(data: bytes) -> list[tuple[bytes, str]] | None:
-    """Return data and partition key of each record within, or None: it is one itself."""
+    """Return data and partition key of each inner record; None: not aggregated."""
     if not data.startswith(MAGIC) or len(data) <= len(MAGIC) + _DIGEST:
         return None
     message, digest = data[len(MAGIC) : -_DIGEST], data[-_DIGEST:]
@@ -90,7 +91,7 @@ def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:
-    """Return a number of 7 bits a byte, and where it ends."""
+    """Return a number encoded with 7 bits per byte, and the index after it."""
     value = 0
     for place in range(10):
         byte = message[at + place]

@@ -1,9 +1,10 @@
 """
 A database, as the driver's JVM reaches it: with Spark's own options and dialects.
 
-Spark writes rows in transactions of its tasks, and offers none for what belongs together.
-So what has to happen at once is asked of the database here, over a connection that Spark
-makes as for its own writers; names and types are written as its dialects have them.
+Spark writes rows in a transaction for each task, and offers none across tasks. So
+statements that must take effect together are executed here, over a connection that
+Spark makes as for its own writers; Spark's dialects define how names and types are
+written.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ __all__ = (
 )
 
 _NO_TABLE: Final = ("42P01", "42S02", "42Y07")
-"""What databases call a table that is not there, as SQLSTATE; SQLite has a text."""
+"""SQLSTATEs of databases for a missing table; SQLite has only a text."""
 
 
 class CommitRefused(Exception):
@@ -41,8 +42,8 @@ class Database:
     A database that a session can write to.
 
     Args:
-        spark: A session with a JVM of ours.
-        options: As format jdbc has them.
+        spark: A session with our own JVM.
+        options: Options of format jdbc.
 
     Raises:
         CommitRefused: If the session is one over Spark Connect.
@@ -55,7 +56,7 @@ class Database:
                 "over Spark Connect there is no transaction that an epoch could be"
                 " loaded in: use a session with a JVM of its own"
             )
-        # PySpark has no other way to these.
+        # PySpark offers no other access to these.
         java: Any = spark._jvm
         self._session: Any = spark._jsparkSession
         jdbc = java.org.apache.spark.sql.execution.datasources.jdbc
@@ -67,17 +68,17 @@ class Database:
 
     @property
     def known(self) -> bool:
-        """Whether Spark has a dialect for it."""
+        """Whether Spark has a dialect for the database."""
         return not str(self._dialect.getClass().getName()).endswith(".NoopDialect$")
 
     def quoted(self, name: str) -> str:
-        """Return the name of a column as a statement has it."""
+        """Return the name of a column, quoted for a statement."""
         text: str = self._dialect.quoteIdentifier(name)
         return text
 
     @contextmanager
     def connected(self) -> Iterator[DatabaseConnection]:
-        """Give a connection on which each statement is a transaction of its own."""
+        """Open a connection on which each statement is a transaction of its own."""
         made = self._dialect.createConnectionFactory(self._options).apply(-1)
         try:
             yield DatabaseConnection(made)
@@ -93,17 +94,17 @@ class Database:
 
 
 def option(options: Mapping[str, str], name: str) -> str:
-    """Return an option, whose name Spark reads in whatever case; empty: there is none."""
+    """Return an option, in whatever case its name is; empty: there is none."""
     return next((v for k, v in options.items() if k.lower() == name), "")
 
 
 def with_option(options: Mapping[str, str], name: str, value: str) -> dict[str, str]:
-    """Return the options with another value; the others are the driver's, as written."""
+    """Return the options with one replaced; others keep their case for the driver."""
     return {**{k: v for k, v in options.items() if k.lower() != name}, name: value}
 
 
 def for_writers(options: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the options with as many writers as the database can have."""
+    """Return the options with no more writers than the database can have."""
     if option(options, "url").startswith("jdbc:sqlite:"):
         return with_option(options, "numpartitions", "1")
     return options
@@ -113,10 +114,9 @@ def create_unknown(
     spark: SparkSession, options: Mapping[str, str], schema: StructType
 ) -> bool:
     """
-    Create a table that Spark would not, and return whether.
+    Create a missing table if Spark would not; return whether it was created.
 
-    Where Spark has no dialect for a database it does not see that a table is not there
-    from any other error.
+    Without a dialect for a database Spark can't tell a missing table from other errors.
     """
     if over_connect(spark):
         return False
@@ -143,7 +143,7 @@ class DatabaseConnection(NamedTuple):
         Args:
             statement: With a question mark for each value.
             values: The values.
-            timeout: Seconds that it may take; 0: as long as it takes.
+            timeout: Seconds that it may take; 0: no limit.
 
         """
         prepared = self._prepared(statement, values)
@@ -168,7 +168,7 @@ class DatabaseConnection(NamedTuple):
     def columns(self, table: str) -> list[str] | None:
         """Return the names of the columns of a table; None: there is no such table."""
         try:
-            # Some databases look only now, others when the query is executed.
+            # Some databases look for the table here, others when the query is executed.
             prepared = self._prepared(f"SELECT * FROM {table} WHERE 1=0", ())
             try:
                 about = prepared.executeQuery().getMetaData()
@@ -186,7 +186,7 @@ class DatabaseConnection(NamedTuple):
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Make one transaction of what is done within."""
+        """Execute the statements of this context in one transaction."""
         self.java.setAutoCommit(False)
         try:
             yield

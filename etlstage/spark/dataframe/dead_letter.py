@@ -1,8 +1,8 @@
 """
 The dead letters of a run as rows, beside their files.
 
-The files are the truth and come first; what is written here is a copy for those who
-would rather query it. Rows are appended, some thousand letters at a time.
+The files are authoritative and are written first; the rows are a copy for queries. Rows
+are appended, some thousand letters at a time.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ COLUMNS: Final = (
     " pid: int, error: string, story: array<string>, stderr: array<string>>>,"
     " config string"
 )
-"""What a letter is as a row; ``place`` is counted from 1, ``config`` is JSON."""
+"""Columns of a letter's row; ``place`` is counted from 1, ``config`` is JSON."""
 
 _CHUNK: Final = 10_000
 _CHUNK_BYTES: Final = 32 << 20

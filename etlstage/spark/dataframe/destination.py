@@ -1,11 +1,11 @@
 """
-Where a sink writes, and what marks it as complete.
+Where a sink writes, and what marks its output as complete.
 
-A file format marks complete output with a file ``_SUCCESS``.  Only the last epoch of a
-run writes it.  A marker of an older run is removed before the first epoch, as far as
-the path is on a file system of this machine.  Elsewhere it stands until Spark
-removes it, which it does with ``overwrite``: after an ``append`` that failed such a
-marker vouches for the older files only.
+A file format marks complete output with a file ``_SUCCESS``. Only the last epoch of a
+run writes it. A marker of an older run is removed before the first epoch, if the path
+is on a file system of this machine. Elsewhere it stays until Spark removes it, which
+happens with ``overwrite``: after an ``append`` that failed, such a marker covers only
+the older files.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ _MARK: Final = "mapreduce.fileoutputcommitter.marksuccessfuljobs"
 _MODES: Final = {
     "append": "append",
     "overwrite": "overwrite",
-    # The one name for it that Connect knows, too.
+    # The only name for this mode that Connect knows, too.
     "error": "error",
     "errorifexists": "error",
 }
 
 
 _BUILT_IN: Final = ("csv", "jdbc", "json", "orc", "parquet", "text", "xml")
-"""Formats that Spark has always."""
+"""Formats that are always part of Spark."""
 _WITH_TIMES: Final = ("csv", "json", "xml")
-"""Those that write times as text."""
+"""Formats that write times as text."""
 _FILE_SYSTEM: Final = "spark.hadoop.fs.defaultFS"
 _ELSEWHERE: Final = ("HADOOP_CONF_DIR", "SPARK_CONF_DIR")
-"""Spark settings that may place a path without a scheme on another machine."""
+"""Environment variables that may place a path without a scheme elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -58,14 +58,14 @@ class Destination:
         path: Where the output goes, unless the table or the options have it.
         table: A table of the catalog.
         format: As Spark calls it.
-        mode: What the first epoch does about what is there: ``append``,
+        mode: What the first epoch does about existing output: ``append``,
             ``overwrite`` or ``error``. Later epochs append.
-        options: Options of the format; by default text has times to the microsecond.
+        options: Options of the format; by default times as text have microseconds.
         partition_by: Columns that become directories. When a run has no messages
             Spark then writes nothing but the marker.
 
     Raises:
-        ConfigError: If there is no such mode, or it is ``ignore``.
+        ConfigError: If the mode is unknown, or ``ignore``.
 
     """
 
@@ -89,12 +89,12 @@ class Destination:
 
     @property
     def marks(self) -> bool:
-        """Whether whole output carries a marker."""
+        """Whether complete output has a marker."""
         return self.table is None and of_files(self.format)
 
     @property
     def of_database(self) -> bool:
-        """Whether it is a table of a database, over JDBC."""
+        """Whether the output is a table of a database, over JDBC."""
         return self.format.lower() == "jdbc" and option(self.options, "dbtable") != ""
 
     def write(self, frame: DataFrame, *, first: bool, last: bool) -> None:
@@ -103,8 +103,8 @@ class Destination:
 
         Args:
             frame: The rows.
-            first: Whether it is the first of its run, for which the mode holds.
-            last: Whether the output is complete with it.
+            first: Whether it is the first of its run, to which the mode applies.
+            last: Whether it completes the output.
 
         """
         if first:
@@ -125,18 +125,18 @@ class Destination:
         writer.saveAsTable(self.table)
 
     def output(self) -> Output:
-        """Return what and where it is, for reports."""
+        """Return what the output is, and where, for reports."""
         what = self.format if self.table is None else "table"
         place = self.table or self.path or option(self.options, "dbtable")
         return Output(what, place or str(self))
 
     def objection(self, columns: Sequence[str], *, new: bool = True) -> str | None:
         """
-        Return what stands against writing ``columns``, as far as it is known.
+        Return why ``columns`` can't be written, as far as that is known.
 
         Args:
             columns: Their names.
-            new: Whether the mode holds: what is there is not of the same load.
+            new: Whether the mode applies, as existing output is not of the same load.
 
         """
         path = self.local
@@ -156,7 +156,7 @@ class Destination:
         """
         Return why the output can't be made, as far as that is known; blocks.
 
-        It is asked before the first message: a run may take hours.
+        It is checked before the first message, as a run may take hours.
         """
         if self.table is None and self.format.lower() not in _BUILT_IN:
             problem = _unknown_format(spark, self.format)
@@ -183,7 +183,7 @@ class Destination:
 
     @property
     def local(self) -> Path | None:
-        """The path, if it is one of this machine."""
+        """The path, if it is on this machine."""
         if self.path is None or self.table is not None:
             return None
         return local_path(self.path)
@@ -198,7 +198,7 @@ class Destination:
 
 def _unknown_format(spark: SparkSession, format_: str) -> str | None:
     try:
-        # A reader is looked up as a writer is, and an empty path is not read.
+        # A reader is looked up like a writer, and an empty path is not read.
         _ = spark.read.format(format_).load("").schema
     except Exception as error:
         if "[DATA_SOURCE_NOT_FOUND]" in text_of(error):
@@ -211,7 +211,7 @@ def _unknown_format(spark: SparkSession, format_: str) -> str | None:
 
 
 def _here(spark: SparkSession) -> bool:
-    """Return whether a path without a scheme is one of this machine."""
+    """Return whether a path without a scheme is on this machine."""
     if over_connect(spark) or any(map(os.environ.get, _ELSEWHERE)):
         return False
     local = str(spark.conf.get("spark.master", "")).startswith("local")

@@ -1,8 +1,8 @@
 """
 The DataFrame of an extract stage, and the one message of each of its rows.
 
-Spark is asked for no more than a plan here: what is wrong with a path, a column or
-an expression shows before any job runs.
+Spark only makes a plan here: a wrong path, column or expression is reported before any
+job runs.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ TIMES: Final[Mapping[str, str]] = {
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXXXX",
     "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
 }
-"""How times are written, as options of Spark's, which by default drops microseconds."""
-# A worker finds every column in every message: what it can't find may be misspelt.
+"""Options for writing times in full: by default Spark drops microseconds."""
+# Every message has all columns, so that a worker can notice a misspelt name.
 _OPTIONS: Final = {"ignoreNullFields": "false", **TIMES}
 _WHOLE_ROW: Final = "to_json(struct(*), map({}))".format(
     ", ".join(
@@ -50,7 +50,7 @@ _WHOLE_ROW: Final = "to_json(struct(*), map({}))".format(
 
 
 class MessageColumn(NamedTuple):
-    """What makes a message of a row."""
+    """The column that has the message of each row."""
 
     expression: str
     """Spark SQL, string or binary."""
@@ -73,7 +73,7 @@ def read_frame(
 
     Args:
         spark: The session.
-        format: As Spark calls it, by default its ``spark.sql.sources.default``.
+        format: Spark's name of it, by default its ``spark.sql.sources.default``.
         path: Where the data is, unless ``table`` or the options have it.
         table: A table of the catalog.
         schema: Columns as DDL, for formats that do not know theirs.
@@ -106,13 +106,13 @@ def messages_of(
         expression: Spark SQL that makes a message of a row. By default the only
             column if that is string or binary, else ``to_json(struct(*))``, with null
             where there is null, and times to the microsecond.
-        key: Spark SQL for what sets messages apart that need not keep their order.
-            Its hash becomes the second column; without it there is none.
+        key: Spark SQL for a key: only messages with the same key keep their order. Its
+            hash becomes the second column; without a key there is none.
         sort: Spark SQL that rows are sorted by.
 
     Raises:
-        TypeError: If the expression is neither string nor binary, or one of them is
-            no expression on these columns.
+        TypeError: If the message is neither string nor binary, or an expression is not
+            valid for these columns.
 
     """
     if sort is not None:
@@ -124,7 +124,7 @@ def messages_of(
     columns = [sf.expr(chosen.expression).cast("binary").alias("message")]
     if key is not None:
         with _naming(f"key {key!r}"):
-            # Over Connect nothing is looked at before.
+            # Over Connect nothing is checked before that.
             _ = frame.select(sf.expr(key)).schema
         columns.append(sf.xxhash64(sf.expr(key)).alias("key"))
     return frame.select(*columns)
@@ -142,7 +142,7 @@ def _naming(what: str) -> Iterator[None]:
 
 
 def message_column(frame: DataFrame, expression: str | None) -> MessageColumn:
-    """Return what makes a message of a row; arguments as for :func:`messages_of`."""
+    """Return the column of messages; arguments as for :func:`messages_of`."""
     expression = expression or _default(frame.schema)
     kind = frame.select(sf.expr(expression)).schema[0].dataType
     if not isinstance(kind, StringType | BinaryType):
@@ -154,7 +154,7 @@ def message_column(frame: DataFrame, expression: str | None) -> MessageColumn:
 
 
 def objects_of(frame: DataFrame) -> list[bytes]:
-    """Return each row as a JSON object, without what is null; blocks."""
+    """Return each row as a JSON object, without null fields; blocks."""
     row = sf.to_json(sf.struct("*"), dict(TIMES)).alias("row")
     return [found["row"].encode() for found in frame.select(row).collect()]
 
@@ -166,9 +166,9 @@ def _default(schema: StructType) -> str:
 
 
 def column_of(array: pa.Array) -> Column:
-    """Return a column that Spark gives as messages, which may be null."""
-    # It may be text, and large where spark.sql.execution.arrow.useLargeVarTypes
-    # is set. Bytes are not copied for it, but for what is large.
+    """Return a column from Spark as messages, which may be null."""
+    # The column may be text, and of a large type if
+    # spark.sql.execution.arrow.useLargeVarTypes is set. Only large types are copied.
     return Column(array.cast(pa.binary()))
 
 

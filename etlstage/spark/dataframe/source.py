@@ -1,11 +1,11 @@
 """
 Messages out of a DataFrame.
 
-A Spark job writes the messages into spool files, all partitions in parallel; then
-the files are read one after the other.  So reading is as fast as the executors, its
-order is the order of the partitions, and the driver holds one run at a time however
-many there are.  Executors that do not see the spool directory, as on a cluster,
-hand the same runs over through Spark, one partition after the other.
+A Spark job writes the messages into spool files, all partitions in parallel; then the
+files are read one after the other. So reading is as fast as the executors, messages
+come in the order of the partitions, and the driver holds only one run at a time.
+Executors that do not see the spool directory, as on a cluster, hand the same runs over
+through Spark, one partition after the other.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ from etlstage.transport.watchdog import discard_scratch, make_scratch
 __all__ = ("RUN_BYTES", "RUN_MESSAGES", "DataFrameSource")
 
 RUN_MESSAGES: Final = 16_384
-"""In a run, at most."""
+"""Messages in a run, at most."""
 RUN_BYTES: Final = 1 << 20
-"""In a run, at most, unless it is a single message."""
+"""Bytes in a run, at most, unless it is a single message."""
 
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 
@@ -91,20 +91,20 @@ class DataFrameSource(Source):
             message: Spark SQL expression, string or binary, that makes a message
                 of a row. By default the only column if that is string or binary,
                 else ``to_json(struct(*))``.
-            key: Spark SQL expression by which messages keep their order where a stage
-                keeps no other: runs are then an
+            key: Spark SQL expression: messages with the same key keep their order even
+                where a stage keeps no other. Runs are then an
                 :class:`~etlstage.messages.AnnotatedRun`.
             sort: Spark SQL expression that rows are sorted by.
             name: As reports and errors call it.
             run_messages: Messages in a run, at most.
             run_bytes: Bytes in a run, at most, unless it is a single message.
-            spool_dir: Where the spool goes, by default the system's temporary
-                directory. It takes as much room as the messages.
-            state: Where the spool is kept until all is loaded, in place of that: a
-                start that follows reads it again, and Spark reads nothing.
-            of: Identifies the frame among all that may be read with this state: a
-                spool that was kept of another one is refused.
-            session: The frame's, if there is a log for errors to name.
+            spool_dir: Folder for the spool, by default ``state``, or the system's
+                temporary directory. The spool takes as much space as the messages.
+            state: State directory: with one the spool is kept until all messages are
+                loaded. A later start reads it again, without Spark.
+            of: Identifies the frame among all that may be read with this state: a spool
+                that was kept for another one is rejected.
+            session: The frame's session, if errors are to name its log.
             shown: What is read, for a human.
 
         """
@@ -119,7 +119,7 @@ class DataFrameSource(Source):
         self._of = of
         self._shown = shown
         self._kept: KeptSpool | None = None
-        self._from = (0, 0)  # the part, and its first run
+        self._from = (0, 0)  # a part, and the runs to skip in it
         self._draining = False
         self._session = session or Session()
         self._spool: Path | None = None
@@ -131,7 +131,7 @@ class DataFrameSource(Source):
 
     @property
     def cut(self) -> tuple[int, int]:
-        """A position is behind each run."""
+        """The bounds of a run: each is followed by a position."""
         return self._bounds
 
     @property
@@ -141,11 +141,12 @@ class DataFrameSource(Source):
 
     async def runs(self) -> AsyncGenerator[Run | Position, None]:
         """
-        Yield runs of messages and, where the spool is kept, a position behind each.
+        Yield runs of messages and, where the spool is kept, a position after each.
 
         Raises:
             SourceFailed: If Spark can't read, the expression is wrong, a message is
-                null, or a spool does not hold what was written, or the position.
+                null, or the spool is damaged or does not have the position to resume
+                from.
 
         """
         try:
@@ -161,9 +162,9 @@ class DataFrameSource(Source):
 
     async def numbered(self, after: int = -1) -> AsyncGenerator[AnnotatedRun, None]:
         """
-        Yield runs, in which a number is a place in the spool, any number of times.
+        Yield runs numbered by place in the spool; may be called any number of times.
 
-        Another who reads the frame may have other places.
+        Another reader of the frame may see other places.
         """
         with self._explained():
             if self._whole is None:
@@ -210,7 +211,7 @@ class DataFrameSource(Source):
             raise self._failed(explain(error, self._session.log_path)) from error
 
     async def _fill(self, frame: DataFrame) -> tuple[Path, list[Spooled] | None]:
-        """Return the spool, with all messages in its parts, unless it is not seen."""
+        """Write the messages into a spool; parts are None if executors don't see it."""
         self._activity = "reading"
         spool, nonce = await anyio.to_thread.run_sync(self._make_spool)
         parts = await run_job(
@@ -240,13 +241,13 @@ class DataFrameSource(Source):
         return self._spooled_runs(spool, parts)
 
     def begin(self, epochs: Epochs) -> None:
-        """Keep the spool for this load, or find it, if there is a state directory."""
+        """Keep a spool for this load, or reuse it, if there is a state directory."""
         if self._state is not None:
             folder = self._spool_dir or self._state
             self._kept = KeptSpool(self._state, folder, epochs)
 
     def resume(self, position: object) -> None:
-        """Begin in a part, behind some runs; raises SourceFailed if it is no such."""
+        """Begin in a part, after some runs; raises SourceFailed for other positions."""
         match position:
             case [int(part), int(run)] if self._kept and min(part, run) >= 0:
                 self._from = part, run
@@ -254,7 +255,7 @@ class DataFrameSource(Source):
                 super().resume(position)
 
     async def finished(self) -> None:
-        """Remove the spool: all is loaded."""
+        """Remove the spool: all messages are loaded."""
         if self._kept is not None:
             await anyio.to_thread.run_sync(self._kept.remove)
 
@@ -264,7 +265,7 @@ class DataFrameSource(Source):
         return self._draining
 
     def _again(self) -> AsyncGenerator[Run | Position, None] | None:
-        """Return what is in the spool that was kept, if there is one; blocks."""
+        """Return the runs of the kept spool, if there is one; blocks."""
         if self._kept is None:
             return None
         spool, found = self._kept.path, self._kept.find()
@@ -380,11 +381,11 @@ def _read_file(
 
     Args:
         path: The file.
-        messages: How many were written: a file that is read is written no more.
+        messages: How many were written; the file must have all of them.
         keep: Whether it is kept.
 
     Raises:
-        BlockDamaged: If a block is not what was written, or there are fewer or more.
+        BlockDamaged: If a block is not as written, or the number of messages differs.
 
     """
     with pa.OSFile(str(path)) as file:

@@ -3,20 +3,21 @@ What Spark's executors do to hand a DataFrame over, partition by partition.
 
 The functions that travel to the executors are made here; Spark pickles them by
 value, because they are nested, so that executors need PyArrow but not etlstage.
-Hence their imports within, and no name of this module used in them.
+Hence the imports inside them, which use no name of this module.
 
-A partition becomes one file of blocks, see ``etlstage/block.py``.  Its name carries the task attempt,
-and the attempt that Spark counts is the one that returns its name: a retried task or
-two attempts at once do no harm.
+A partition becomes one file of blocks, see ``etlstage/block.py``. The name of the file
+contains the task attempt, and the driver gets the names from the attempts that Spark
+counts: a retried task or two attempts at once do no harm.
 
-A task that does not see the spool directory fails, and the job with it: merely to
-return would not do, for Spark goes on computing what has no reader.
+A task that does not see the spool directory fails, and the job with it: returning early
+would not do, because Spark goes on computing what is not read.
 
-A spool may outlive a run that fails: then it is named by the load, for one of another
-load is of no use. Each start writes one of its own, because Spark may still write what
-another has begun that was taken over, and renames it when it is whole; the first that
-is there is the one that is read. Others may have theirs in the same folder. So the
-state directory notes where it is, and nothing is removed but what is noted there.
+A spool may be kept after a run fails. It is named by its load, as a spool of another
+load is of no use. Each start writes a spool of its own, because Spark may still be
+writing that of a start that was taken over, and renames it when it is whole; the first
+whole spool is the one that is read. Others may have spools in the same folder. So the
+state directory records where the spool is, and nothing is removed but what is recorded
+there.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ Batches: TypeAlias = "Iterator[pa.RecordBatch]"
 Cut: TypeAlias = "Callable[[pa.RecordBatch], Batches]"
 
 NONCE: Final = "nonce"
-"""File in the spool directory by which a task knows that it sees the same one."""
+"""File in the spool directory by which a task recognizes the driver's directory."""
 
 _SPOOLED: Final = "partition int, file string, messages long, nulls long"
 _UNSEEN: Final = "etlstage does not see its spool directory"
@@ -64,7 +65,7 @@ _PACKED: Final = "partition int, run binary, nulls long"
 
 
 class Spooled(NamedTuple):
-    """What became of one partition."""
+    """The spool file of one partition."""
 
     partition: int
     """Its number, which is its place in the order."""
@@ -87,12 +88,11 @@ def spooled(
         directory: The spool directory, as the driver calls it.
         nonce: Content of the file :data:`NONCE` in it.
         messages: Messages in one record batch at most.
-        size: Bytes in one record batch at most, one message excepted.
+        size: Bytes in one record batch at most, unless it is a single message.
 
     Returns:
-        One entry for each partition, in order; partitions that Spark never started
-        a task for, being empty, are missing. None if executors do not see the
-        directory.
+        One entry for each partition, in order; empty partitions for which Spark did not
+        start a task are missing. None if executors do not see the directory.
 
     Raises:
         OSError: If there is no space left in it.
@@ -156,8 +156,8 @@ def spool_into(
     Args:
         directory: As for :func:`spooled`.
         nonce: Likewise.
-        cut: What cuts batches into runs.
-        width: Columns: 2 if the messages have keys.
+        cut: Cuts batches into runs.
+        width: Number of columns: 2 if the messages have keys.
 
     """
     unseen, full, block = _UNSEEN, _FULL, making()
@@ -254,10 +254,10 @@ class KeptSpool:
     Args:
         state: The state directory.
         folder: Where spools go.
-        epochs: Of the load.
+        epochs: The epochs of the load.
 
     Attributes:
-        path: Where it is when it is whole.
+        path: Where the spool is once it is whole.
 
     """
 
@@ -271,11 +271,11 @@ class KeptSpool:
 
     def make(self) -> Path:
         """
-        Make the folder that this start writes into, and remove all that is noted.
+        Make the folder that this start writes into, and remove all recorded spools.
 
         Raises:
             OSError: If that can't be done.
-            StateUnusable: If another run has taken over, which may read from one.
+            StateUnusable: If another run has taken over, which may read a spool.
 
         """
         for note in self._state.glob("spool-*.json"):
@@ -286,11 +286,11 @@ class KeptSpool:
 
     def keep(self, parts: Sequence[Spooled], of: str) -> None:
         """
-        Put what was written in place, durably.
+        Put the spool that was written in place, durably.
 
         Args:
             parts: The files.
-            of: Identifies what was read among anything that might be.
+            of: Identifies what was read among everything that might be.
 
         Raises:
             OSError: If that can't be done.
@@ -305,23 +305,23 @@ class KeptSpool:
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
-            # Of a run that was taken over, by us or from us: it is whole, too.
+            # Another start of the load has put a spool there, which is whole, too.
             self._check()
             rmtree(self._aside, ignore_errors=True)
         sync(self.path.parent)
 
     def find(self) -> tuple[str, list[Spooled]] | None:
-        """Return what was read into it and its files; None if it is not whole."""
+        """Return the spool's ``of`` and its files; None if it is not whole."""
         try:
             found = load(self.path / _LIST)
             parts = [Spooled(*part) for part in found["parts"]]
         except (FileNotFoundError, ValueError, TypeError, KeyError):
             return None
-        sync(self.path.parent)  # who was killed may not have come to it
+        sync(self.path.parent)  # a start that was killed may not have done it
         return found["of"], parts
 
     def remove(self) -> None:
-        """Remove it; raises StateUnusable if another run has taken over."""
+        """Remove the spool; raises StateUnusable if another run has taken over."""
         if self._note.exists():
             self._remove(self._note)
 

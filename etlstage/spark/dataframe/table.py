@@ -43,8 +43,8 @@ _COLUMNS: Final = (
     " epoch BIGINT NOT NULL, note TEXT NOT NULL"
 )
 _BEFORE: Final = re.compile(r"""(?:(?:"[^"]*"|`[^`]*`|[^."`])+\.)*""")
-"""What stands before the name of a table: its schema, with the dot."""
-_TIMEOUT: Final = 30  # seconds for the row of a load, which another start may hold
+"""The schema before the name of a table, with the dot."""
+_TIMEOUT: Final = 30  # seconds for the row of a load, which another start may lock
 
 
 class EpochTable:
@@ -52,11 +52,11 @@ class EpochTable:
     A table into which epochs are loaded once.
 
     Args:
-        options: As format jdbc has them, with ``dbtable``.
+        options: Options of format jdbc, with ``dbtable``.
         epochs: What was loaded before.
 
     Raises:
-        Exception: Any method: the database's error, or that there is no driver.
+        Exception: From any method: the database's error, or that there is no driver.
 
     """
 
@@ -81,10 +81,10 @@ class EpochTable:
 
     def noted(self, spark: SparkSession) -> str | None:
         """
-        Shut out all other starts of the load, and return what was last noted.
+        Fence off all other starts of the load, and return its last note.
 
         Raises:
-            CommitRefused: If another start has shut out this one.
+            CommitRefused: If another start has fenced off this one.
 
         """
         self._database = database = Database(spark, self._options)
@@ -97,7 +97,7 @@ class EpochTable:
                 return None
             if found[0] != self._fence:
                 left = self._schema + self._staging(found[0])
-                # Who was stopped while he wrote to it may hold it for long.
+                # A start that was stopped while writing to it may lock it for long.
                 with suppress(Exception):
                     connection.execute(f"DROP TABLE IF EXISTS {left}", timeout=5)
             return found[2]
@@ -106,13 +106,13 @@ class EpochTable:
         self, spark: SparkSession, schema: StructType, *, done: int, adds: bool
     ) -> str | None:
         """
-        Prepare for the epochs to come; return what stands against it.
+        Prepare for the epochs to come; return an objection, if there is one.
 
         Args:
             spark: The session.
             schema: The columns.
             done: The last epoch that is recorded.
-            adds: Whether it is of no matter what the table holds.
+            adds: Whether rows may be added to a table that exists already.
 
         """
         self.noted(spark)
@@ -149,7 +149,7 @@ class EpochTable:
         assert self._database is not None
         with self._database.connected() as connection:
             connection.execute(f"DROP TABLE IF EXISTS {self._stage}")
-            # With the types of the table: what can be written to it can be to this.
+            # With the types of the table it accepts whatever the table accepts.
             connection.execute(
                 f"CREATE TABLE {self._stage} AS SELECT {self._names} FROM {self._table}"
                 " WHERE 1=0"
@@ -158,17 +158,17 @@ class EpochTable:
 
     def commit(self, number: int, note: str, *, rows: int, replaces: bool) -> None:
         """
-        Add what was staged, and note it: both or neither.
+        Add the staged rows, and store the note: both or neither.
 
         Args:
-            number: Of the epoch.
-            note: What is to be found by a start that resumes after it.
-            rows: How many there must be.
-            replaces: Whether they take the place of all that is there.
+            number: Number of the epoch.
+            note: What a start is to find that resumes after the epoch.
+            rows: How many rows must be staged.
+            replaces: Whether they replace all rows of the table.
 
         Raises:
-            CommitRefused: If another start has shut out this one, or there are other
-                rows than these.
+            CommitRefused: If another start has fenced off this one, or the number of
+                staged rows differs.
 
         """
         assert self._database is not None
@@ -206,7 +206,7 @@ class EpochTable:
                 connection.execute(f"DROP TABLE IF EXISTS {self._stage}")
 
     def _fenced(self, connection: DatabaseConnection) -> tuple[int, int, str] | None:
-        """Raise the fence, and return what was there before."""
+        """Raise the fence; return the previous one, the last epoch and its note."""
         found = self._found(connection)
         if found is None:
             return None
@@ -222,7 +222,7 @@ class EpochTable:
         return None if now is None else (found[0], *now[1:])
 
     def _found(self, connection: DatabaseConnection) -> tuple[int, int, str] | None:
-        """Return fence, epoch and note."""
+        """Return fence, epoch and note of the load, if it has a row."""
         found = connection.row(
             f"SELECT fence, epoch, note FROM {self._epochs} WHERE load_id = ?",
             self._load,
@@ -230,7 +230,7 @@ class EpochTable:
         return None if found is None else (int(found[0]), int(found[1]), str(found[2]))
 
     def _match(self, wanted: Sequence[str], columns: Sequence[str]) -> str | None:
-        """Find each column in the table; return what stands against it."""
+        """Find each column in the table; return an objection if one is missing."""
         assert self._database is not None
         there = {name.lower(): name for name in columns}
         there |= {name: name for name in columns}

@@ -1,11 +1,11 @@
 """
-Spark's checkpoint of a query that writes into a format of ours.
+Spark's checkpoint of a query that writes into one of our formats.
 
-It has which rows a batch has, and Spark does not make it durable. What is committed here
-is: so after a crash of the machine Spark could plan a batch anew, with other rows, that
-is committed already, and these would be taken for loaded. So before a batch is committed
-its checkpoint is made durable, where that is a folder of the driver's machine; of other
-file systems it is theirs to keep what was written.
+The checkpoint records which rows a batch has, and Spark does not make it durable, but
+our commits are. So after a crash of the machine Spark could plan a committed batch
+again with other rows, and these would be taken for loaded. Therefore, before a batch is
+committed, the checkpoint is made durable if it is a folder of the driver's machine;
+other file systems are relied on to keep what was written.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ def checkpoint_of(options: Mapping[str, str], name: str) -> str:
     Return where the checkpoint of a query is.
 
     Args:
-        options: Of the write; from a setting of the session a format gets nothing.
-        name: Of the format.
+        options: Options of the write; settings of the session do not reach a format.
+        name: Name of the format.
 
     Raises:
-        ConfigError: If it is not among the options.
+        ConfigError: If the location is not among the options.
 
     """
     location = options.get("checkpointLocation")
@@ -44,7 +44,7 @@ def checkpoint_of(options: Mapping[str, str], name: str) -> str:
 def sync_checkpoint(location: str) -> None:
     """Make a checkpoint durable; raises OSError."""
     path = local_path(location)
-    # Without a scheme it may be of Spark's default file system, which is another.
+    # A path without a scheme may be on another file system, Spark's default.
     if path is not None and path.is_dir():
         sync_all(path)
         sync_up([path])

@@ -1,11 +1,11 @@
 """
 ``format("etlstage")``: a worker as a data source of Spark.
 
-:func:`register` makes the format known to a session. Spark runs what is here in
-Python processes of its own, several for one query, none of them the one that has
-called it; each makes objects anew from the options, or gets them pickled.
+:func:`register` makes the format known to a session. Spark runs this code in Python
+processes of its own, several for one query, and never in the calling process; each
+makes objects anew from the options, or unpickles them.
 
-Reading is in ``reader.py``, writing in ``writer.py``, and which options there are in
+Reading is in ``reader.py``, writing in ``writer.py``, and the options are in
 ``options.py``.
 """
 
@@ -41,7 +41,7 @@ def register(spark: SparkSession) -> None:
     """
     Make our formats known to ``spark``, classic or Spark Connect.
 
-    ``etlstage`` has workers read and write, ``etlstage-journal`` reads journals and
+    ``etlstage`` reads and writes with workers, ``etlstage-journal`` reads journals and
     appends to them.
 
     ::
@@ -59,8 +59,9 @@ class WorkerDataSource(DataSource):
     """
     Reads rows from an extract worker, and writes rows into a load worker.
 
-    A read may be repeated, as a whole or one partition of it, and must give the same
-    rows then: the worker remembers nothing. See docs/how-to/data-source.md for the options.
+    Spark may repeat a read, as a whole or one partition of it, which must then give the
+    same rows: the worker remembers nothing. See docs/how-to/data-source.md for the
+    options.
     """
 
     _bound: ClassVar[Reading | None] = None
@@ -71,28 +72,28 @@ class WorkerDataSource(DataSource):
         return "etlstage"
 
     def schema(self) -> str:
-        """Return the columns of a read to which no schema was given."""
+        """Return the columns of a read without a given schema."""
         return f"value {self._reading().values}"
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return what reads once."""
+        """Return the reader of a batch query."""
         return BatchReader(self._reading(), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        """Return what reads a stream, batch after batch."""
+        """Return the reader of a stream."""
         try:
             return StreamReader(self._reading(), schema)
         except ConfigError as error:
             return RefusedStream(error)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Return what writes once."""
+        """Return the writer of a batch query."""
         return Writer(self._writing(overwrite), schema)
 
     def streamWriter(  # noqa: N802 - Spark's name
         self, schema: StructType, overwrite: bool
     ) -> DataSourceStreamWriter:
-        """Return what writes the batches of a stream."""
+        """Return the writer of a stream's batches."""
         writing = self._writing(overwrite)
         checkpoint = checkpoint_of(self.options, "etlstage") if writing.staged else None
         return Writer(writing, schema, streams=True, checkpoint=checkpoint)
@@ -123,9 +124,9 @@ def read_worker(
     Args:
         spark: The session.
         stage: The stage; its workers run on the executors.
-        offsets: Of a cyclic stage.
+        offsets: The offsets of a cyclic stage.
         streaming: Whether it is to be a stream, which a plain stage can't be.
-        place: Makes of the stage the one that runs in a task.
+        place: Makes the stage that runs in a task from ``stage``.
 
     Raises:
         ConfigError: If the stage can't be read from like this.
@@ -134,7 +135,7 @@ def read_worker(
     known = Reading(stage=stage, offsets=offsets, place=place)
     name = f"etlstage_{secrets.token_hex(8)}"
 
-    # Not known by a module, and so pickled with all that it is.
+    # The class is local, and so pickled as a whole, with its attributes.
     class Bound(WorkerDataSource):
         _bound = known
 

@@ -1,11 +1,10 @@
 """
-Which schemas a data source has as JSON, and what reads them.
+Schemas that a data source can read and write as JSON, and their converters.
 
-Inside a data source there is no ``from_json`` and no ``to_json``: Spark hands over what
-it has read or wants written as Arrow, in a Python process. So it is done as files are
-read and written without Spark, by the same rules; but an executor may be in another
-zone than the session, so times have their offset from UTC, unless they are of the type
-that has none.
+Inside a data source there is no ``from_json`` and no ``to_json``: Spark exchanges rows
+with a Python process as Arrow. So JSON is read and written as in files without Spark,
+by the same rules. But an executor may be in another time zone than the session, so
+times have their offset from UTC, unless their type has no zone.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ _WRITTEN: Final = (
 
 def fitting_of(schema: StructType) -> Fitting:
     """
-    Return what makes rows of JSON objects, a message each.
+    Return the converter of messages, a JSON object each, into rows.
 
     Raises:
         ConfigError: If a column can't be read from JSON.
@@ -74,7 +73,7 @@ class MessageWriter:
     Makes a message of each row: the only column if that is text or binary, else JSON.
 
     Args:
-        schema: Of the rows.
+        schema: Schema of the rows.
 
     Raises:
         ConfigError: If a column can't be written as JSON.

@@ -1,9 +1,9 @@
 """
 Reads of ``format("etlstage")``: once, and as a stream.
 
-The driver decides who extracts what, and each task runs a worker of its own. Spark
-calls from threads of its own, and each call must come to an end by itself; the
-supervisor has an event loop in a thread beside, see ``task/portal.py``.
+The driver decides what each task extracts, and each task runs a worker of its own.
+Spark makes blocking calls from its own threads, so the supervisor runs in an event loop
+in another thread, see ``task/portal.py``.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ class Range(NamedTuple):
     """What one task extracts."""
 
     number: int
-    """Of the task, from zero."""
+    """Number of the task, from zero."""
     of: int
     """How many tasks there are."""
     start: int | None = None
     """First offset; None for a plain stage."""
     end: int | None = None
-    """Behind the last."""
+    """Offset after the last."""
 
 
 def ranges(
@@ -77,15 +77,15 @@ def ranges(
     The same arguments always give the same ranges: a failed batch is cut as before.
 
     Args:
-        stage: Its name, for errors.
+        stage: Name of the stage, for errors.
         start: First offset.
-        end: Behind the last.
-        step: How far one request reaches.
-        partitions: How many ranges to cut it into, evenly, as far as there are
-            offsets; None: one for each step.
+        end: Offset after the last.
+        step: Offsets that one request covers.
+        partitions: Number of ranges of even length, at most one for each offset;
+            None: a range for each step.
 
     Raises:
-        ConfigError: If that is more than anybody can mean.
+        ConfigError: If there would be too many tasks.
 
     """
     total = max(end - start, 0)
@@ -107,10 +107,10 @@ def extracted(
     stage: Stage, part: Range, policy: OffsetPolicy | None
 ) -> Generator[Run, None, None]:
     """
-    Yield what workers of ``stage`` extract as ``part``, a run at a time.
+    Yield what a worker of ``stage`` extracts for ``part``, a run at a time.
 
     Raises:
-        SourceFailed: If a round fails; what was yielded before is a part of it.
+        SourceFailed: If a round fails; what was yielded until then is incomplete.
 
     """
     rounds: Iterable[tuple[int, int] | None] = [None]
@@ -155,7 +155,7 @@ class Offsets:
     """
     Asks a worker for offsets; it lives from the first question until :meth:`close`.
 
-    A query without new data asks again every few milliseconds.
+    It stays running because a query without new data asks every few milliseconds.
 
     Args:
         stage: A cyclic stage.
@@ -183,10 +183,10 @@ class Offsets:
 
     def known(self, offset: int | str) -> int:
         """
-        Return ``offset``, or the one that the worker calls ``initial`` or ``latest``.
+        Return ``offset``, asking the worker for it if it is ``initial`` or ``latest``.
 
         Raises:
-            SourceFailed: If it does not answer with one whole number.
+            SourceFailed: If the worker does not reply with one whole number.
 
         """
         if isinstance(offset, int):
@@ -202,12 +202,12 @@ class Offsets:
 
 class Fitted:
     """
-    Makes rows of a schema out of messages.
+    Converts messages into rows of a schema.
 
     Args:
         stage: Name of the stage, for errors.
-        schema: Of the rows. One column ``value``, a string, or one binary column
-            takes messages as they are; else they are JSON objects.
+        schema: Schema of the rows. A single string column ``value``, or a single binary
+            column, takes whole messages; otherwise messages are JSON objects.
 
     Raises:
         ConfigError: If a column can't be read from JSON.
@@ -224,10 +224,10 @@ class Fitted:
 
     def batches(self, runs: Iterable[Run]) -> Iterator[pa.RecordBatch]:
         """
-        Yield the rows that messages are.
+        Yield messages as rows.
 
         Raises:
-            SourceFailed: If a message is no text, or does not fit the schema.
+            SourceFailed: If a message is not UTF-8, or does not fit the schema.
 
         """
         rows, made = RowBuilder(["message"]), 0
@@ -239,7 +239,7 @@ class Fitted:
             yield self._batch(batch.column(0), made)
 
     def _batch(self, messages: pa.BinaryArray, made: int) -> pa.RecordBatch:
-        # Spark compares; nullability is a part of it.
+        # Spark compares the schemas, including nullability.
         target = to_arrow_schema(self._schema, timezone="UTC")
         if self._fitting is None:
             binary = pa.types.is_binary(target[0].type)
@@ -258,7 +258,7 @@ class Fitted:
         columns = [
             pa.concat_arrays(column.chunks)
             if column.type == kind
-            # Names and nullability within it are others.
+            # Names or nullability of nested fields differ.
             else pa.array(column.to_pylist(), kind)
             for column, kind in zip(found.table.columns, target.types, strict=True)
         ]
@@ -277,16 +277,16 @@ _OFFSET: Final = "offset"
 
 class BatchReader(DataSourceReader):
     """
-    Reads once.
+    Reads once, for a batch query.
 
     Args:
         reading: What to read.
-        schema: Of the rows.
+        schema: Schema of the rows.
 
     """
 
     def __init__(self, reading: Reading, schema: StructType) -> None:
-        Fitted(reading.stage.name, schema)  # refuses a schema now and not in a task
+        Fitted(reading.stage.name, schema)  # rejects a schema here and not in a task
         self._reading = reading
         self._schema = schema
 
@@ -300,7 +300,7 @@ class BatchReader(DataSourceReader):
             start = offsets.known(reading.offsets.start)
             end = offsets.known(reading.offsets.end)
         parts = _parts(reading, start, end)
-        # Spark makes one of none.
+        # Without partitions Spark would read one whose value is None.
         return parts or [InputPartition(Range(0, 1, start, start))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -312,11 +312,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """
     Reads a stream, whose offsets Spark keeps in its checkpoint.
 
-    A batch that failed is read again by the same offsets, in the same partitions.
+    A failed batch is read again by the same offsets, in the same partitions.
 
     Args:
         reading: What to read.
-        schema: Of the rows.
+        schema: Schema of the rows.
 
     """
 
@@ -338,11 +338,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {_OFFSET: self._known(self._policy.start)}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """Return that the limit is ours: offsets are neither rows nor bytes."""
+        """Return no limit of Spark's: offsets are neither rows nor bytes."""
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """Take what is there now for all there is."""
+        """Let the query end at what is the latest offset now."""
         self._target = self._latest()
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802 - Spark's name
@@ -350,7 +350,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Return where the next batch ends; ``start`` if there is nothing new.
 
         Raises:
-            SourceFailed: If the worker is behind what it has given already.
+            SourceFailed: If the worker's latest offset is less than one already read.
 
         """
         begin = start[_OFFSET]
@@ -391,13 +391,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 class RefusedStream(DataSourceStreamReader):
     """
-    Refuses whatever it is asked.
+    Stands in for a reader that can't be made: every method raises the reason.
 
-    Spark's process for a stream can't report why there is no reader (4.3.0: it wants to
-    stop the one it has not got, and reports that).
+    Spark's process for a stream can't report why there is no reader (4.3.0: it tries to
+    stop the missing reader, and reports that error instead).
 
     Args:
-        error: Why there is none.
+        error: Why there is no reader.
 
     """
 
@@ -405,23 +405,23 @@ class RefusedStream(DataSourceStreamReader):
         self._error = error
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
-        """Refuse."""
+        """Raise the error."""
         raise self._error
 
     def latestOffset(  # noqa: N802 - Spark's name
         self, start: dict[str, int], limit: ReadLimit
     ) -> dict[str, int]:
-        """Refuse, also where a checkpoint has the first offset."""
+        """Raise the error, also where the first offset is in a checkpoint."""
         raise self._error
 
     def partitions(
         self, start: dict[str, int], end: dict[str, int]
     ) -> list[InputPartition]:
-        """Refuse, also where a checkpoint has a batch to repeat."""
+        """Raise the error, also where a checkpoint has a batch to repeat."""
         raise self._error
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Refuse."""
+        """Raise the error."""
         raise self._error
 
 
@@ -444,6 +444,6 @@ def _rows(
     stage = replace(
         stage, worker=replace(stage.program, env=about | dict(stage.program.env))
     )
-    # Closed here and not when it is collected: its worker is to be gone.
+    # Closing it here, and not when it is garbage collected, stops its worker now.
     with closing(extracted(stage, part, reading.offsets)) as runs:
         yield from Fitted(stage.name, schema).batches(runs)

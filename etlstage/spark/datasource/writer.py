@@ -1,16 +1,16 @@
 """
 Writes of ``format("etlstage")``: rows into load workers, one for each attempt.
 
-What Spark promises is little: a task may run twice, also at the same time, and of the
-attempts that ended well one for each partition is named in a commit, which may come
-again for the same batch of a stream. So what an attempt does must not be final before
-the commit. A write is one epoch, and so is each batch of a stream; it is committed as
-those of the engines are. Files are written aside, a folder for each attempt; those of
-the attempts that count are sealed, and moved to where they are read behind the record,
-see ``delivery/place.py``. What is no file is made final by a program of the user's.
+Spark guarantees little: a task may run twice, even at the same time. A commit names one
+successful attempt for each partition, and may be repeated for the same batch of a
+stream. So the effects of an attempt must not be final before the commit. A write is one
+epoch, and so is each batch of a stream; an epoch is committed as by the engines. Each
+attempt writes its files into a folder of its own; those of the attempts that count are
+sealed, and moved to where they are read once the epoch is recorded, see
+``delivery/place.py``. Other effects than files are made final by the user's program.
 
-Of a write the record is Spark's own commit. A batch may be committed twice, when the
-driver dies between our commit and Spark's note of it: so its number is stored.
+The record of a write is Spark's own commit. A batch may be committed twice, if the
+driver dies after our commit and before Spark has recorded it, so its number is stored.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ from etlstage.stage import Stage
 __all__ = ("EpochOfWrite", "Staged", "Writer")
 
 _RECORDS: Final = Path("_etlstage", "streams")
-"""Where the last batch of each query is stored; Spark's readers look into no such."""
+"""Where the last batch of each query is stored; Spark's readers skip such names."""
 
 
 class EpochOfWrite(NamedTuple):
-    """What one commit covers."""
+    """Identifies what one commit covers."""
 
     load: str
-    """A write, or all batches of a query."""
+    """Identifies a write, or all batches of a query."""
     number: int = 1
 
     def __str__(self) -> str:
@@ -70,36 +70,37 @@ class EpochOfWrite(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class WrittenPart(WriterCommitMessage):
-    """What an attempt that ended well has done."""
+    """The result of a successful attempt."""
 
     epoch: EpochOfWrite
     partition: int
     attempt: str
-    """Sets the attempt apart from all others."""
+    """Identifies the attempt among all others."""
     messages: int
-    """How many its workers were given."""
+    """Number of messages that its workers were given."""
 
 
 class Writer(DataSourceArrowWriter, DataSourceStreamArrowWriter):
     """
     Writes a DataFrame, or each batch of a stream: all of it, or, if that fails, none.
 
-    That holds for files in the folder that ``ETLSTAGE_STAGING`` names, where the
-    worker leaves them. It holds as well for other effects if the worker only prepares
-    them under the name in ``ETLSTAGE_ATTEMPT``, ``commit`` makes those final that it
-    gets, and ``abort`` undoes them; both may get one twice.
+    That holds for files that the worker leaves in the folder that ``ETLSTAGE_STAGING``
+    names. It also holds for other effects if the worker only prepares them under the
+    name in ``ETLSTAGE_ATTEMPT``, ``commit`` makes the attempts final that it is given,
+    and ``abort`` undoes those that it is given; both may get an attempt twice.
 
-    A batch that comes again is not moved into ``path`` again. ``commit`` gets such a
-    batch twice, by the same ``epoch``: it must look whether it has seen it.
+    The files of a repeated batch are not moved into ``path`` again. ``commit`` gets
+    such a batch twice, with the same ``epoch``, and must check whether it has seen it.
 
     Without ``path`` and ``commit`` rows are loaded at least once: those of an attempt
-    that failed, or that ran beside another, stay loaded.
+    that failed, or ran at the same time as another, stay loaded.
 
     Args:
         writing: What to write to.
-        schema: Of the rows.
+        schema: Schema of the rows.
         streams: Whether it is a stream.
-        checkpoint: Where Spark has that of the stream; None: nothing is committed.
+        checkpoint: Where Spark has the checkpoint of the stream; None: nothing is
+            committed.
 
     Raises:
         ConfigError: If a column can't be written as JSON.
@@ -117,7 +118,7 @@ class Writer(DataSourceArrowWriter, DataSourceStreamArrowWriter):
         self._feed = _Feed(writing, schema)
         self._writing = writing
         self._checkpoint = checkpoint
-        # Of a stream a task knows it, and what the task has written.
+        # A stream's epoch is known only in tasks, and from what they have written.
         self._epoch = None if streams else EpochOfWrite(secrets.token_hex(8))
         if self._epoch is not None and writing.path is not None:
             Staged(writing.path, self._epoch).begin()
@@ -128,7 +129,7 @@ class Writer(DataSourceArrowWriter, DataSourceStreamArrowWriter):
             return self._feed.attempt(iterator, self._epoch, None)
         task = TaskContext.get()
         assert task is not None
-        # Neither the batch nor the query is passed in any other way.
+        # Spark passes neither the batch nor the query in any other way.
         batch = int(task.getLocalProperty("streaming.sql.batchId") or 0)
         query = str(task.getLocalProperty("sql.streaming.queryId"))
         epoch = EpochOfWrite(query, batch + 1)
@@ -141,7 +142,7 @@ class Writer(DataSourceArrowWriter, DataSourceStreamArrowWriter):
         messages: Sequence[WriterCommitMessage | None],
         batchId: int | None = None,  # noqa: N803 - Spark's name
     ) -> None:
-        """Make final what the attempts have staged."""
+        """Make final what these attempts have staged."""
         written = _ended_well(messages)
         if self._checkpoint is not None:
             sync_checkpoint(self._checkpoint)
@@ -160,7 +161,7 @@ class Writer(DataSourceArrowWriter, DataSourceStreamArrowWriter):
         messages: Sequence[WriterCommitMessage | None],
         batchId: int | None = None,  # noqa: N803 - Spark's name
     ) -> None:
-        """Undo what attempts have done, also those that failed; a batch will come again."""
+        """Undo what attempts have done, also failed ones; a batch will come again."""
         written = _ended_well(messages)
         if staged := self._staged(written):
             staged.undo(done=staged.done)
@@ -184,27 +185,27 @@ class Staged:
     The files of one epoch, in a folder for each attempt until they are sealed.
 
     Args:
-        path: The folder that is written to.
+        path: The output folder.
         epoch: The epoch.
 
     """
 
     def __init__(self, path: Path, epoch: EpochOfWrite) -> None:
         self._attempts = EpochFiles(path, epoch.load).aside(epoch.number)
-        # Not beside the attempts: a commit that was cut off may have left some there.
+        # Apart from the attempts: an interrupted commit may have left files there.
         self._files = EpochFiles(path, epoch.load, start=1)
         self._undone = EpochFiles(path, epoch.load, start=2).aside(epoch.number)
         self._number = epoch.number
         self._record = PositionFile(path / _RECORDS, epoch.load)
 
     def begin(self) -> None:
-        """Make the folder of the attempts; what is undone has none."""
+        """Make the folder of the attempts, which an undone epoch lacks."""
         self._attempts.mkdir(parents=True, exist_ok=True)
 
     @contextmanager
     def attempt(self, name: str) -> Iterator[Path]:
         """
-        Give a new folder for an attempt; it is removed if that fails.
+        Make a folder for an attempt; it is removed if the attempt fails.
 
         Raises:
             FileNotFoundError: If the epoch has been undone: Spark does not wait for
@@ -224,7 +225,7 @@ class Staged:
         Make the files of attempts durable, and remove those of all others.
 
         Args:
-            attempts: Of each partition the one that counts.
+            attempts: For each partition, the attempt that counts.
 
         """
         aside = self._files.aside(self._number)
@@ -240,11 +241,11 @@ class Staged:
         shutil.rmtree(self._attempts, ignore_errors=True)
 
     def move(self) -> None:
-        """Move what is sealed to where it is read; it may be done again."""
+        """Move sealed files to where they are read; may be repeated."""
         self._files.move(self._number, replaces=False, check=_alone)
 
     def commit_once(self, attempts: Sequence[tuple[int, str]]) -> None:
-        """Seal, record and move; what is recorded is only moved, as far as it was not."""
+        """Seal, record and move; of a recorded epoch, only move the remaining files."""
         if self._number > self.done:
             self.seal(attempts)
             self._record.store({"batch": self._number - 1})
@@ -254,23 +255,23 @@ class Staged:
 
     @property
     def done(self) -> int:
-        """The last epoch that is recorded."""
+        """The last recorded epoch; 0 if there is none."""
         match self._record.load():
             case {"batch": int(last)}:
                 return last + 1
         return 0
 
     def undo(self, *, done: int) -> None:
-        """Remove what is behind the last epoch that counts, and move what is not."""
+        """Remove epochs after ``done``, and move the other sealed ones."""
         with suppress(OSError):
-            # At once for attempts that still run, which would leave files behind.
+            # Renaming stops attempts that still run, which would leave files there.
             self._attempts.rename(self._undone)
         for number in self._files.sweep(done, check=_alone):
             self._files.move(number, replaces=False, check=_alone)
 
 
 def _alone() -> None:
-    """Do nothing: what Spark commits can't be taken over."""
+    """Do nothing: no other run can take over a commit of Spark's."""
 
 
 # --- programs -------------------------------------------------------------------------
@@ -281,7 +282,7 @@ def _ended_well(messages: Sequence[WriterCommitMessage | None]) -> list[WrittenP
 
 
 def _described(one: WrittenPart) -> dict[str, Any]:
-    """Return what a program gets about an attempt that ended well."""
+    """Return what a program is given about a successful attempt."""
     return {
         "epoch": str(one.epoch),
         "batch": None,
@@ -294,7 +295,7 @@ def _described(one: WrittenPart) -> dict[str, Any]:
 def _described_all(
     messages: Sequence[WriterCommitMessage | None], about: dict[str, Any]
 ) -> list[dict[str, Any]]:
-    """Return the same for each partition; of one that failed no more is known."""
+    """Return the same for each partition; for failed attempts, only what is known."""
     return [
         _described(one) | about
         if isinstance(one, WrittenPart)
@@ -310,7 +311,7 @@ def _tell(
     Have a program process a JSON message for each attempt.
 
     Raises:
-        SinkFailed: If it does not answer all of it, or ends badly.
+        SinkFailed: If the program does not answer all messages, or fails.
 
     """
     if not command or not attempts:
@@ -333,7 +334,7 @@ class _Feed:
 
     Args:
         writing: What to write to.
-        schema: Of the rows.
+        schema: Schema of the rows.
 
     """
 
@@ -348,10 +349,10 @@ class _Feed:
         batch: int | None,
     ) -> WrittenPart:
         """
-        Pass all rows through a worker; return when all are answered and it has ended.
+        Pass all rows through a worker; return when it has answered all and ended.
 
         Raises:
-            StageFailed: If a message was refused, or the worker lost.
+            StageFailed: If a message was rejected, or the worker was lost.
 
         """
         task = TaskContext.get()
@@ -378,7 +379,7 @@ class _Feed:
         )
 
     def _load(self, batches: Iterator[pa.RecordBatch], stage: Stage) -> Account:
-        """Return the account of the messages."""
+        """Pass messages through a worker, and return their account."""
         sink = _Ending if self._writing.staged else WorkerSink
         account: Account
         with bridged(partial(_serve, sink, stage)) as bridge:
@@ -389,7 +390,7 @@ class _Feed:
 
 
 def _seen_from(stage: Stage, folder: Path) -> Stage:
-    """Return a stage whose command names the folder where files are staged."""
+    """Return the stage with ``{staging}`` in its command replaced by the folder."""
     words = stage.program.command
     command = tuple(word.replace("{staging}", str(folder)) for word in words)
     return replace(stage, worker=replace(stage.program, command=command))

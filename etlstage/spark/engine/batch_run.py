@@ -1,12 +1,12 @@
 """
 A run whose stages are inside Spark's executors.
 
-One job stages what the stages make of the DataFrame, see ``stage_job.py``. Only if the
-run has not failed by then, a second job loads it: nothing is loaded of a run that
-fails, and a task that was retried or ran twice counts once.
+One job stages what the stages make of the DataFrame, see ``stage_job.py``. A second job
+loads that only if the run has not failed by then. So nothing is loaded of a run whose
+stages fail, and a task that was retried or ran twice counts once.
 
-With a state directory the run is one epoch. What was staged is kept until that is on
-record: a start that follows one that was interrupted loads it, and runs no worker.
+With a state directory the run is one epoch. Staged messages are kept until the epoch is
+recorded: a start that follows an interrupted one loads them, and runs no worker.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ class ExecutorPipeline(Runner):
     Args:
         name: As the report calls it.
         origin: What to read.
-        session: Where; released behind the run.
+        session: The session; released after the run.
         stages: What the messages pass through.
-        sink: Where they end.
+        sink: Where messages are loaded.
         dead_letters: Where messages are dead-lettered that a stage can't process.
-        dead_letter_sink: What is given the dead letters at the end of the run.
+        dead_letter_sink: Gets the dead letters at the end of the run.
         staging: Folder, or URL of one, that all executors see. By default one in the
             system's temporary directory, if the executors are on this machine.
         shipment: What was sent to the executors for the stages.
-        delivery: Where it is recorded that all is loaded.
+        delivery: Records that all messages are loaded.
         of: Identifies what is read, and what the stages are.
-        drain_limit: Seconds for which a run that is drained goes on to load; then what
-            was staged is loaded by the next start. None: without limit.
+        drain_limit: Seconds for which a run that is drained may still load; after that
+            the next start loads what was staged. None: no limit.
 
     """
 
@@ -101,10 +101,10 @@ class ExecutorPipeline(Runner):
 
     def drain(self) -> None:
         """
-        Stop, unless all has passed the stages; :meth:`run` returns then.
+        Stop, unless all messages have passed the stages; :meth:`run` returns then.
 
         A DataFrame is read as a whole or not at all: before that there is nothing to
-        load. Loading is broken off behind ``drain_limit``.
+        load. Loading is cancelled after ``drain_limit`` seconds.
         """
         self._drained = True
         if self._transforming is not None:
@@ -124,7 +124,7 @@ class ExecutorPipeline(Runner):
             spark = await anyio.to_thread.run_sync(self._session.start)
             with staging_for(spark, self._folder, self.name, keeper) as staging:
                 if record is not None and record.ended:
-                    staging.whole = False  # all of it is loaded, and was not recorded
+                    staging.whole = False  # an earlier start has loaded all of it
                     return "done"
                 with stopped:
                     if self._drained:
@@ -157,7 +157,7 @@ class ExecutorPipeline(Runner):
     async def _staged(
         self, spark: SparkSession, staging: Staging
     ) -> tuple[DataFrame, dict[int, int]]:
-        """Have the stages fill the folder, unless they have, and settle accounts."""
+        """Run the stages, unless their results are staged, and settle accounts."""
         chain = Chain(self._origin.name, self._stages, self._letters, self._shipment)
         job = StageJob(chain, self.ledger, log_path=self._session.log_path)
         if not staging.whole:
@@ -168,10 +168,10 @@ class ExecutorPipeline(Runner):
         else:
             _log.info("loading what an interrupted start staged")
         if staging.whole and self._shipment is not None:
-            # What loads may need it, too.
+            # The sink may need it, too.
             await anyio.to_thread.run_sync(self._shipment.send, spark)
         made = await job.messages(spark, staging)
-        # Last: a run that is drained behind it would leave letters that come again.
+        # Last: a run drained after this would keep letters that will come again.
         starts = await job.settle(spark, staging)
         for account in self.ledger:
             self._tick(account)
@@ -184,7 +184,7 @@ class ExecutorPipeline(Runner):
         try:
             await self._sink.load(messages, starts)
         except StageError:
-            # Once the stages are mended, they are to run again.
+            # Once the stages are fixed, they must run again.
             staging.whole &= not (account.dead or account.failed)
             raise
         self._tick(account)

@@ -1,4 +1,4 @@
-"""What executors have staged, in order, for a sink that takes messages."""
+"""Passes what executors have staged, in order, to a sink that takes messages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ("StagedCapture",)
 
 
 class StagedCapture(SparkSink):
-    """Gives a sink what waits in a staging folder; the account is that sink's."""
+    """Writes staged messages to a sink, whose account it uses."""
 
     def __init__(self, sink: Sink) -> None:
         super().__init__(sink.name)

@@ -1,9 +1,9 @@
 """
 Messages into load workers on the executors, from where the tasks have staged them.
 
-The workers run as stages do, at the end of a chain, and what became of the tasks is
-staged as theirs is. A task that is retried has loaded some messages already: at least
-once.
+The workers run like stages, at the end of a chain, and the outcomes of their tasks are
+staged likewise. A task that is retried may have loaded some messages already, so
+messages are loaded at least once.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class LoadWorkers(SparkSink):
 
     Args:
         stage: Of kind load; every task has workers of its own.
-        dead_letters: Where messages are dead-lettered that they can't load.
-        session: That of the messages, if there is a log for errors to name.
+        dead_letters: Where messages are dead-lettered that the workers can't load.
+        session: The session of the messages, if errors are to name its log.
         shipment: What was sent to the executors for the stage.
         staging: See :func:`staging_for`.
 
@@ -69,7 +69,7 @@ class LoadWorkers(SparkSink):
     def of_batch(
         self, spark: SparkSession | Session, epochs: Epochs, letters: DeadLetters
     ) -> Self:
-        """Return the sink of a batch; one that is run again is loaded again."""
+        """Return the sink of a batch; a repeated batch is loaded again."""
         del epochs
         return type(self)(
             self._stage,
@@ -109,21 +109,21 @@ class LoadWorkers(SparkSink):
         return f"{counted(self.account.done, 'message')} loaded; output {complete}"
 
     def output(self) -> Output:
-        """Return that workers have them."""
+        """Return that the stage's workers get the messages."""
         return Output("workers", self.name)
 
 
 def _in_order(messages: DataFrame) -> tuple[int, DataFrame]:
-    """Return how many there are, and those of a partition in one task; blocks."""
+    """Count messages, and order them with each partition in one task; blocks."""
     tasks = messages.select("partition", sf.spark_partition_id().alias("task"))
     found = tasks.groupBy("partition").agg(
         sf.count("*"), sf.min("task"), sf.max("task")
     )
     counts = found.collect()
     columns = messages.select("raw", "partition", "place")
-    # What has come from one task may be too large to be read by one.
+    # What one task has written may be too large to be read by one.
     if any(first != last for _, _, first, last in counts):
-        # Ranges are cut by a sample: with twice as many hardly two come together.
+        # Ranges are cut by a sample: with twice as many, partitions rarely share one.
         columns = columns.repartitionByRange(2 * len(counts), "partition")
     ordered = columns.sortWithinPartitions("partition", "place")
     return sum(count for _, count, *_ in counts), ordered

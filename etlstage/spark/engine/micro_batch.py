@@ -1,14 +1,15 @@
 """
 One micro-batch of a stream: through the stages, into the sink, once.
 
-Spark may give a batch again, with the same number and the same rows, when it was
-stopped before it noted that the batch has ended. So a batch is an epoch, which is on
-record when all of it has landed; one that is, is skipped. Files of a batch that is not
-are removed; those of one that is are moved to where they are read. A database notes the record
-with the rows: a start that finds it there stores it, before Spark gives the batch again.
+Spark repeats a batch, with the same number and the same rows, if it was stopped before
+it had recorded that the batch has ended. So a batch is an epoch, which is recorded once
+all of it is loaded; a recorded batch is skipped. Files of a batch that is not recorded
+are removed; those of a recorded batch are moved to where they are read. A database
+stores the record with the rows: a start that finds it there stores it in the state
+directory, before Spark repeats the batch.
 
-Over Spark Connect this runs on the server's machine, in a process of its own, which may
-live longer than the run: so it is here that the fence is checked, and the record stored.
+Over Spark Connect this code runs on the server's machine, in a process of its own,
+which may outlive the run. So the fence is checked here, and the record is stored here.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ from etlstage.spark.task.chain import Chain
 __all__ = ("CHECKPOINT", "STOPPED", "BatchFailure", "Batches")
 
 CHECKPOINT: Final = "checkpoint"
-"""In the state directory: Spark's, of the query."""
+"""Spark's checkpoint of the query, in the state directory."""
 STOPPED: Final = "etlstage begins no further batch"
-"""What a batch raises that comes after the stream was asked to stop."""
+"""The error of a batch that comes after the stream was asked to stop."""
 
 _STOP: Final = "stop"
 _STOP_NOW: Final = "stop-now"
@@ -48,27 +49,27 @@ _LOOK: Final = 0.2  # seconds between two looks whether to stop now
 
 
 class BatchFailure(NamedTuple):
-    """What a batch leaves that ends the run."""
+    """What a failed batch leaves for the run, which it ends."""
 
     fence: int
-    """Of the run."""
+    """The fence of the run."""
     accounts: list[list[int]]
-    """For each stage, as its account has them."""
+    """For each stage, the counts of its account."""
     error: str
 
 
 class Batches:
     """
-    What Spark calls for each batch.
+    The function that Spark calls for each batch.
 
     Args:
         state: The state directory.
         chain: What each task runs, with the dead letters of the run.
-        sink: Where messages end: makes that of each batch.
+        sink: Where messages are loaded; it makes the sink of each batch.
         staging: See :func:`staging_for`.
 
     Attributes:
-        fence: That of the run, once it has the state directory.
+        fence: The fence of the run, set once it has the state directory.
         log_path: Spark's log, for errors to name, once there is one.
         at: Called with each step of a commit, see :class:`Delivery`.
 
@@ -97,7 +98,7 @@ class Batches:
         anyio.run(self._process_unless_stopped, messages, number)
 
     def failure(self) -> BatchFailure | None:
-        """Return what has ended this run, if a batch has."""
+        """Return the failure that has ended this run, if a batch has failed."""
         try:
             failure = BatchFailure(**load(self._failure))
         except FileNotFoundError:
@@ -105,9 +106,9 @@ class Batches:
         return failure if failure.fence == self.fence else None
 
     def begin(self) -> None:
-        """Forget what earlier runs left: that they were stopped, what they failed at."""
+        """Remove what earlier runs left: requests to stop, and failures."""
         self.forget_stop()
-        # The second is of a run that was killed while it wrote it.
+        # The second is left by a run that was killed while it wrote the first.
         for note in (self._failure, self._failure.with_suffix(".new")):
             note.unlink(missing_ok=True)
 
@@ -116,8 +117,8 @@ class Batches:
         Begin no further batch.
 
         Args:
-            at_once: Call off the one that is under way, too: it is run again when
-                batches begin again.
+            at_once: Cancel the current batch, too: it is repeated when batches begin
+                again.
 
         """
         make(self._state, 0o700)
@@ -147,7 +148,7 @@ class Batches:
             raise RuntimeError(STOPPED)
 
     async def _call_off(self, batch: anyio.CancelScope) -> None:
-        # Another process may stop it: see Connect.
+        # Over Connect another process may stop it.
         while not (self._state / _STOP_NOW).exists():  # noqa: ASYNC110
             await anyio.sleep(_LOOK)
         batch.cancel()
@@ -178,7 +179,7 @@ class Batches:
     async def _load(
         self, messages: DataFrame, delivery: Delivery, accounts: list[Account]
     ) -> None:
-        """Load a batch, and have it recorded; ``accounts`` are those of its stages."""
+        """Load a batch and record it; add its stages' accounts to ``accounts``."""
         record = delivery.record
         epochs = self._epochs(delivery)
         letters = self._chain.letters.of_run(f"{record.load}-{record.epoch + 1}")
@@ -187,7 +188,7 @@ class Batches:
         ledger = Ledger.of_pipeline(self._chain.source, names, sink.account)
         accounts += ledger
         try:
-            # First: what stands against it is reported before the stages run.
+            # Entered first, so that it can object before the stages run.
             async with sink:
                 await self._pass(messages, ledger, letters, sink, delivery)
                 await letters.sync()
@@ -197,8 +198,8 @@ class Batches:
                 record = delivery.next(
                     record.epoch + 1, accounts=counts, letters=letters.sizes()
                 )
-                # By Spark's checkpoint the batch is planned again: without it other rows
-                # may be in the batch that the record has for loaded.
+                # Spark plans a repeated batch by its checkpoint: if that were lost,
+                # other rows could be in a batch that is recorded as loaded.
                 sync_all(self._state / CHECKPOINT)
                 await sink.commit(record.note)
                 delivery.at("committed")
@@ -210,7 +211,7 @@ class Batches:
             letters.close()
 
     async def _show(self, messages: DataFrame, delivery: Delivery) -> None:
-        """Do what belongs behind the record of a batch that was broken off there."""
+        """Finish a batch that was interrupted after its record was stored."""
         epochs = self._epochs(delivery)._replace(ended=True)
         letters = self._chain.letters.of_run(f"{epochs.load}-{epochs.done}")
         await self._sink.of_batch(messages.sparkSession, epochs, letters).perform()
@@ -247,6 +248,6 @@ class Batches:
 
 
 def _sums(before: Sequence[int], counts: Sequence[int]) -> list[int]:
-    """Add to what a stage had counted; nothing, if it is its first epoch."""
-    # On record by a version that counted less there are fewer.
+    """Add the counts of a stage to its earlier ones; these may be missing."""
+    # A record of an older version has fewer counts.
     return [a + b for a, b in zip_longest(before, counts, fillvalue=0)]

@@ -2,8 +2,8 @@
 One DataFrame of messages through all transform stages, and its accounts.
 
 A job passes the messages through the stages, within one ``mapInArrow``, into a staging
-folder, together with what the tasks note: dead letters, and what became of the task.
-The notes are read before anything of it is loaded.
+folder, together with the notes of the tasks: dead letters, and the outcome of the task.
+The notes are read before any message is loaded.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Origin:
         read: Makes the DataFrame, in a thread.
         message: Spark SQL expression that makes a message of a row, see
             :class:`DataFrameSource`.
-        key: Spark SQL expression by which messages keep their order.
-        name: Of the stage.
+        key: Spark SQL expression: messages with the same key keep their order.
+        name: Name of the stage.
         input: What it reads, for a human.
 
     """
@@ -76,7 +76,7 @@ class Origin:
             raise self.failure(error, session) from error
 
     def failure(self, error: Exception, session: Session) -> SourceFailed:
-        """Return what ``error`` means, raised by Spark on the way to the messages."""
+        """Return the explanation of ``error``, which Spark raised while reading."""
         text = explain(error, session.log_path)
         return SourceFailed(f"{self.name}: {text}", stage=self.name)
 
@@ -87,7 +87,7 @@ class StageJob:
 
     Args:
         chain: What each task runs.
-        ledger: Where to book what became of the messages.
+        ledger: The ledger in which to count the messages.
         log_path: Spark's log, for errors to name.
 
     """
@@ -99,17 +99,17 @@ class StageJob:
         self._ledger = ledger
         self._letters = chain.letters
         self._log_path = log_path
-        # What a task gives to Spark is not loaded yet: its loader counts it.
+        # Messages that a task returns are not loaded yet: their loader counts them.
         self._accounts = list(ledger)[: 1 + len(chain.all)]
 
     async def fill(self, messages: DataFrame, staging: Staging) -> None:
-        """Stage what becomes of the messages; raises StageError if Spark can't."""
+        """Stage the results of the stages; raises StageError if Spark can't."""
         spark = messages.sparkSession
         await self._run(spark, lambda: staging.fill(messages, self._chain))
 
     async def settle(self, spark: SparkSession, staging: Staging) -> dict[int, int]:
         """
-        Take the accounts, and the dead letters, from where they are staged.
+        Take over the accounts and the dead letters that are staged.
 
         Returns:
             For each partition, the place of its first message among all that are to
@@ -129,8 +129,8 @@ class StageJob:
                     if failed is None:
                         raise
                     raise failed from error
-            # Of a run that loads, and of one that fails, letters are kept and counted;
-            # one that is called off has been so above.
+            # Letters are kept and counted as a unit, whether the run goes on to load or
+            # fails: cancellation takes effect only above.
             starts = self._book(outcomes)
             with anyio.CancelScope(shield=True):
                 last = await anyio.to_thread.run_sync(self._adopt, file, starts)
@@ -154,7 +154,7 @@ class StageJob:
     async def _fetch(
         self, staging: Staging, spark: SparkSession, file: IO[bytes]
     ) -> None:
-        """Bring the dead letters here: there may be more than memory has room for."""
+        """Copy the dead letters into a file, as they may not fit into memory."""
         for pages in await self._run(spark, partial(staging.pages, spark)):
             found = await self._run(spark, partial(staging.letters, spark, pages))
             try:
@@ -171,7 +171,7 @@ class StageJob:
         )
 
     def _book(self, outcomes: list[TaskEnd]) -> list[dict[int, int]]:
-        """Return, by stage and partition, the place of its first message among all."""
+        """Add up the accounts; return first messages' places by stage and partition."""
         starts = [dict[int, int]() for _ in self._ledger]
         totals = [0 for _ in self._ledger]
         for outcome in outcomes:
@@ -185,7 +185,7 @@ class StageJob:
     def _adopt(
         self, file: IO[bytes], starts: list[dict[int, int]]
     ) -> dict[str, DeadLetter]:
-        """Put the dead letters with the others; return the last of each stage."""
+        """Add the dead letters to those of the run; return the last of each stage."""
         names = [account.stage for account in self._ledger]
         last: dict[str, DeadLetter] = {}
         end = file.tell()
@@ -200,7 +200,7 @@ class StageJob:
         return last
 
     def _judge(self, last: dict[str, DeadLetter]) -> None:
-        """Raise if too much was dead-lettered; a task knows its own part only."""
+        """Check the error budgets, which a task can't: it knows only its own part."""
         for stage, account in zip(self._chain.all, self._accounts[1:], strict=True):
             if stage.name in last:
                 check_budget(

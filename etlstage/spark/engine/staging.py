@@ -1,10 +1,10 @@
 """
-Where the rows that tasks gave wait until they are loaded.
+Storage of the rows that tasks return, until they are loaded.
 
-Spark's own writer puts them there and counts one attempt of each task, whatever was
-retried or ran twice; from then on they are what they are, and workers are not run
-again because an executor is lost, nor, where there is a state directory, because the
-run is interrupted: the next start loads what this one has staged.
+Spark's own writer stores the rows and counts one attempt of each task, whatever was
+retried or ran twice. From then on the rows are fixed: workers are not run again when an
+executor is lost, nor, with a state directory, when the run is interrupted, as the next
+start loads what this one has staged.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ _log = Log()
 
 class Staging:
     """
-    One folder of rows, removed when it is not needed any more.
+    A folder of rows, removed when it is not needed any more.
 
     Args:
         folder: A path, or the URL of a file system that all executors see.
-        note: The file where it is noted that it is there, if it may outlive the run.
-        of: Identifies what is staged among anything that might be.
-        whole: Whether all is there already.
+        note: File that records the folder, if the folder may outlive the run.
+        of: Identifies what is staged among everything that might be.
+        whole: Whether all rows are there already.
 
     Attributes:
-        whole: Whether the next start may load it, if this one does not.
+        whole: Whether the next start may load the rows, if this one does not.
 
     """
 
@@ -69,7 +69,7 @@ class Staging:
         self.whole: bool = whole
 
     def keep(self) -> None:
-        """Note that it is whole, durably; blocks. Raises StateUnusable if it can't."""
+        """Record that all rows are there, durably; blocks. Raises StateUnusable."""
         path = local_path(self._folder)
         if self._note is None:
             return
@@ -82,7 +82,7 @@ class Staging:
         self.whole = True
 
     def note(self) -> None:
-        """Note that it is begun, so that it is removed if that is all; raises OSError."""
+        """Record the folder, so that a later start can remove it; raises OSError."""
         self._store(whole=False)
 
     def fill(self, messages: DataFrame, chain: Chain) -> None:
@@ -91,13 +91,13 @@ class Staging:
         made.write.mode("overwrite").option("compression", "lz4").parquet(self._folder)
 
     def outcomes(self, spark: SparkSession) -> list[TaskEnd]:
-        """Return what became of the tasks, in the order of the partitions; blocks."""
+        """Return the outcomes of the tasks, in the order of the partitions; blocks."""
         rows = self._notes(spark).where("place is null").collect()
         found = [TaskEnd.from_note(row["partition"], row["note"]) for row in rows]
         return sorted(found, key=lambda outcome: outcome.partition)
 
     def pages(self, spark: SparkSession) -> list[Pages]:
-        """Return where the dead letters are, in parts to be read one by one; blocks."""
+        """Return the pages of dead letters, in groups to be read one by one; blocks."""
         letters = self._notes(spark).where("place is not null")
         sizes = letters.groupBy("partition", "place").agg(sf.sum(sf.length("note")))
         return _pages(
@@ -126,26 +126,26 @@ class Staging:
         Return the messages that left the last stage.
 
         Columns: ``partition`` and ``place``, which together give their order, the
-        message as ``raw``, binary, and as ``value``, a string, null where it is no
+        message as ``raw``, binary, and as ``value``, a string, null if it is not
         UTF-8.
         """
         rows = self._rows(spark).where("value is not null")
         return with_text(rows.withColumnRenamed("value", "raw"))
 
     def remove(self, spark: SparkSession) -> None:
-        """Remove the rows, as far as that can be done; blocks."""
+        """Remove the rows, as far as possible; blocks."""
         if self._note is not None:
             self._note.unlink(missing_ok=True)
         path = local_path(self._folder)
         if path is not None:
             shutil.rmtree(path, ignore_errors=True)
             return
-        # What Spark offers over Connect, too: it leaves an empty file or two.
+        # This also works over Connect; it leaves an empty file or two.
         empty = spark.createDataFrame([], ROWS)
         try:
             empty.write.mode("overwrite").parquet(self._folder)
         except Exception as error:
-            # It is no reason for a run to fail, nor to hide why one has.
+            # This must not fail a run, nor hide why one has failed.
             _log.warning(
                 "staging directory could not be removed",
                 folder=self._folder,
@@ -166,7 +166,7 @@ class Staging:
 
 
 def _pages(sizes: list[tuple[int, int, int]]) -> list[Pages]:
-    """Join pages, given with their bytes, as far as they are read at once."""
+    """Group pages, given with their bytes, up to the size that is read at once."""
     found: list[Pages] = []
     room = 0
     for partition, page, size in sizes:
@@ -182,22 +182,22 @@ def _pages(sizes: list[tuple[int, int, int]]) -> list[Pages]:
 
 class Keeper(NamedTuple):
     """
-    For whom a staging folder is kept until what is in it is on record.
+    A load for which a staging folder is kept until it is recorded as loaded.
 
-    Each start has a folder of its own: one that was taken over may still write to its.
+    Each start has its own folder: one that was taken over may still write to its.
     """
 
     state: Path
     """The state directory."""
     load: str
-    """What it is called after."""
+    """The load, which the folder is named after."""
     start: int
-    """What sets this start apart."""
+    """Identifies this start of the load."""
     of: str
-    """Identifies what is staged among anything that might be."""
+    """Identifies what is staged among everything that might be."""
 
     def find(self, spark: SparkSession) -> Staging | None:
-        """Return what an earlier start has staged; what is of no use is removed."""
+        """Return what an earlier start has staged for this load; remove all else."""
         found: Staging | None = None
         for path in sorted(self.state.glob("staging-*.json"), reverse=True):
             try:
@@ -215,7 +215,7 @@ class Keeper(NamedTuple):
         return found
 
     def make(self, parent: str | None, name: str) -> Staging:
-        """Return a new one, in a folder that all executors see; by default in the state."""
+        """Return a new one in ``parent``, which all executors see, or in the state."""
         named = f"{self.load}-{self.start}"
         inside = self.state / f"staging-{named}"
         folder = str(inside) if parent is None else f"{parent}/{name}-{named}"
@@ -229,18 +229,18 @@ def staging_for(
     spark: SparkSession, folder: str | None, name: str, keeper: Keeper | None = None
 ) -> Iterator[Staging]:
     """
-    Give a staging folder, and remove it, unless it is to be kept.
+    Make a staging folder, and remove it at the end unless it is to be kept.
 
     Args:
         spark: The session.
-        folder: What it shall be in, a path or URL that all executors see; None is the
-            system's temporary directory, or the keeper's.
-        name: What its name begins with.
-        keeper: For whom it is kept, if it is.
+        folder: Its parent, a path or URL that all executors see; None: the system's
+            temporary directory, or the keeper's state directory.
+        name: Prefix of its name.
+        keeper: The load for which it is kept, if it is.
 
     Raises:
         ConfigError: If ``folder`` is None and Spark is not on this machine alone.
-        StateUnusable: If it can't be noted that it is there.
+        StateUnusable: If the folder can't be recorded.
 
     """
     master = str(spark.conf.get("spark.master", ""))

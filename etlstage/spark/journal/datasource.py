@@ -1,9 +1,9 @@
 """
 ``format("etlstage-journal")``: sets of journals as a data source of Spark.
 
-As for :mod:`etlstage.spark.datasource.datasource`, Spark runs what is here in Python
-processes of its own. The driver plans in ``plan.py`` what tasks read in ``reader.py``;
-what they write in ``writer.py`` the driver commits.
+As for :mod:`etlstage.spark.datasource.datasource`, Spark runs this code in Python
+processes of its own. The driver plans with ``plan.py`` what tasks read with
+``reader.py``, and commits what tasks write with ``writer.py``.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ class JournalDataSource(DataSource):
         return NAME
 
     def schema(self) -> StructType:
-        """Return the columns of a read to which no schema was given."""
+        """Return the columns of a read without a given schema."""
         return StructType([StructField(*column) for column in COLUMNS.items()])
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return what reads once."""
+        """Return the reader of a batch query."""
         return JournalBatchReader(read_options(JournalReading, self.options), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        """Return what reads a stream, batch after batch."""
+        """Return the reader of a stream."""
         try:
             reading = read_options(JournalReading, self.options)
             return JournalStreamReader(reading, schema)
@@ -65,13 +65,13 @@ class JournalDataSource(DataSource):
             return RefusedStream(error)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Return what appends once."""
+        """Return the writer of a batch query."""
         return JournalWriter(self._writing(overwrite), schema)
 
     def streamWriter(  # noqa: N802 - Spark's name
         self, schema: StructType, overwrite: bool
     ) -> DataSourceStreamWriter:
-        """Return what appends the batches of a stream."""
+        """Return the writer of a stream's batches."""
         checkpoint = checkpoint_of(self.options, NAME)
         return JournalWriter(self._writing(overwrite), schema, checkpoint)
 

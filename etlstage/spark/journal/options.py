@@ -1,4 +1,4 @@
-"""Options of ``format("etlstage-journal")``; those of a write are a pipeline file's."""
+"""Options of ``format("etlstage-journal")``; a write has those of a pipeline file."""
 
 from __future__ import annotations
 
@@ -40,29 +40,32 @@ class JournalReading(Definition):
     """A set of journals to read."""
 
     path: Annotated[Path, SharedFolder()]
-    """Its folder, which all executors see."""
+    """Folder of the set, which all executors see."""
     from_: Argument = "beginning"
     """Where to begin: beginning, end, or a time such as 2026-11-23T18:00:00Z."""
     key: Pointer | None = None
-    """A JSON pointer such as /customer: what the column key has of a message."""
+    """JSON pointer such as /customer to the part of a message that column key
+    contains."""
     on_damage: Literal["stop", "skip"] = "stop"
-    """What becomes of bytes that are not what was written, or no message: skip logs
-    them, and reads what follows."""
+    """What to do about damaged bytes and malformed messages: stop, or log them and read
+    what follows (skip)."""
     read_uncommitted: bool = False
-    """Whether all frames are read: also those of transactions that are open, or were
-    rolled back, and duplicates."""
+    """Whether all frames are read, including duplicates and those of transactions that
+    are open or were rolled back."""
     partition_bytes: Size = 32 << 20
-    """Bytes of the journals that one task reads, at most; a frame is not cut."""
+    """Maximum number of bytes of the journals that one task reads; a frame is not
+    cut."""
     reader: Argument = ""
-    """Of a stream: what it is called in the set, where what it has not read is kept."""
+    """For a stream: name of the reader in the set, which keeps what this reader has not
+    read yet."""
     max_messages: Count | None = None
-    """Of a stream: messages of a batch, at most; a frame is not cut."""
+    """For a stream: maximum number of messages in a batch; a frame is not cut."""
     max_bytes: Size | None = None
-    """Of a stream: bytes of a batch, at most; a frame is not cut."""
+    """For a stream: maximum number of bytes in a batch; a frame is not cut."""
 
     @classmethod
     def rules(cls, given: Mapping[str, Any]) -> Iterable[Problem]:
-        """Return what contradicts itself."""
+        """Yield contradictions among the options."""
         yield from start_problems(given)
         if given.get("reader") and given.get("read_uncommitted") is True:
             text = "needs committed messages: a position among others means nothing"
@@ -70,12 +73,12 @@ class JournalReading(Definition):
 
     @property
     def on_error(self) -> OnError | None:
-        """What is done with what is passed over, if anything is."""
+        """The handler of damage that is skipped; None: damage is an error."""
         return log_damage if self.on_damage == "skip" else None
 
 
 def log_damage(error: FrameError | JournalDamaged) -> None:
-    """Log what is passed over."""
+    """Log damage that is skipped."""
     _LOG.warning("damage passed over: %s", error)
 
 
@@ -84,11 +87,12 @@ class JournalWriting(Appending):
     """A set of journals to append to."""
 
     path: Annotated[Path, SharedFolder()]
-    """Its folder, which all executors see; a new set is made."""
+    """Folder of the set, which all executors see; a new set is created."""
     partitions: Count | None = None
-    """Journals of a new set, by default 1; of a set that exists its number."""
+    """Number of journals: of a new set, by default 1; must match that of an existing
+    set."""
     keep: str | None = None
-    """Of a new set, what is kept besides what readers have not read."""
+    """What a new set keeps besides what readers have not read."""
 
 
 def read_options(model: type[T], options: Mapping[str, str]) -> T:
@@ -96,7 +100,7 @@ def read_options(model: type[T], options: Mapping[str, str]) -> T:
     Return the settings in options.
 
     Raises:
-        ConfigError: If one is unknown, can't be read, or contradicts another; all
+        ConfigError: If an option is unknown, can't be read, or contradicts another; all
             that are wrong are named.
 
     """
@@ -110,7 +114,7 @@ def read_options(model: type[T], options: Mapping[str, str]) -> T:
     try:
         found: T = section.read(given)
     except Invalid as error:
-        # On one line: of an error in its Python processes Spark shows the last.
+        # On one line: Spark shows the last line of an error in its Python processes.
         raise ConfigError(
             f"format {NAME}: {'; '.join(map(_say, error.problems))}"
         ) from None
@@ -123,7 +127,7 @@ def _say(problem: Problem) -> str:
 
 
 class SetFolder(NamedTuple):
-    """Where the driver sees a set of journals, and what identifies that folder."""
+    """Where the driver sees a set of journals, and the inode of that folder."""
 
     path: Path
     inode: int
@@ -145,7 +149,7 @@ class SetFolder(NamedTuple):
         Return the set.
 
         Raises:
-            JournalError: If this is no place where the driver's folder is seen.
+            JournalError: If the driver's folder is not seen here.
 
         """
         if not self.path.exists() or self.path.stat().st_ino != self.inode:

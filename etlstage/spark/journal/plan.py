@@ -1,12 +1,12 @@
 """
-Plans which frames of journals the tasks of a read have: only heads are read for it.
+Plans which frames of journals each task of a read gets; only their heads are read.
 
-A lane is one journal. Its committed frames have one order for all readers, so a place in
-it is how many of them are before it; with an offset, and the states of producers there,
-it can be found without reading what is before. A batch is planned from where
-it starts alone, and so it has the same frames when it is planned again. A transaction
-that is open at its end is in what is known of its producer, and is of the batch that sees
-its acknowledgement.
+A lane is one journal. Its committed frames have the same order for all readers, so a
+place in a lane is the number of frames before it. With an offset, and the states of
+producers there, the place can be found without reading what comes before. The frames of
+a batch follow from where it starts, so it has the same frames when it is planned again.
+A transaction that is open at the end of a batch is in the state of its producer, and
+belongs to the batch that sees its acknowledgement.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ from etlstage.spark.journal.options import JournalReading
 __all__ = ("Batch", "FrameRange", "Planner")
 
 _HORIZON: Final = 86400
-"""Seconds after which a producer that is silent is forgotten."""
+"""Seconds after which a silent producer is forgotten."""
 
 Offset = Mapping[str, str]
-"""Of a stream, as Spark keeps it: by journal, a lane's place."""
+"""The offset of a stream, as Spark keeps it: for each journal, a lane's place."""
 
 
 class FrameRange(NamedTuple):
-    """Frames of a journal that follow each other, and acknowledgements between them."""
+    """Consecutive frames of a journal, with acknowledgements between them."""
 
     journal: str
     begin: int
     end: int
     frames: int
-    """How many, without the acknowledgements."""
+    """Number of frames, without the acknowledgements."""
 
 
 class Batch(NamedTuple):
-    """What is read at once."""
+    """What is read at a time."""
 
     tasks: list[list[FrameRange]]
     end: Offset
@@ -68,13 +68,13 @@ class _LanePlace(NamedTuple):
     states: Sequence[ProducerState] = ()
 
     def text(self) -> str:
-        """Return it for a checkpoint."""
+        """Return the place as text, for a checkpoint."""
         states = sorted([p.hex(), last, begin] for _, p, last, begin in self.states)
         return json.dumps([self.offset, self.frames, states])
 
     @classmethod
     def of(cls, journal: str, text: str) -> _LanePlace:
-        """Return what :meth:`text` has made a text."""
+        """Return a place from the text of :meth:`text`."""
         offset, frames, states = json.loads(text)
         return cls(
             offset,
@@ -88,9 +88,9 @@ class _Lane:
     The frames of one journal, from a place on.
 
     Attributes:
-        bound: Offset up to which frames are looked at.
-        frames: How many were taken, by those before as well.
-        ranges: What was taken.
+        bound: Offset before which frames must begin to be read.
+        frames: How many were taken, in earlier batches as well.
+        ranges: The frames that were taken.
 
     """
 
@@ -114,10 +114,10 @@ class _Lane:
         )
         self._on_error = reading.on_error
         self._heads = heads_of(journals, spec, place.offset, on_error=reading.on_error)
-        # Read, and beyond the bound; returned, and not taken yet.
+        # A frame beyond the bound; and the frame returned last, not yet taken.
         self._held: Envelope | None = None
         self._last: Envelope | None = None
-        # Where what was taken ends, with the acknowledgements that follow.
+        # The end of the frames taken, and of the acknowledgements that follow.
         self._behind = -1
 
     def poll(self) -> FrameHead | None:
@@ -132,12 +132,12 @@ class _Lane:
         return None
 
     def size(self) -> int:
-        """Return the bytes of the frame that was returned last."""
+        """Return the size in bytes of the frame that was returned last."""
         assert self._last is not None
         return self._last.end - self._last.begin
 
     def take(self, most: int) -> None:
-        """Have the frame that was returned last read, in a range of so many bytes."""
+        """Take the frame returned last, in a range of at most ``most`` bytes."""
         found = self._last
         assert found is not None
         if self._sequencer is not None:
@@ -153,7 +153,7 @@ class _Lane:
         self._behind = found.end
 
     def place(self) -> _LanePlace:
-        """Return where what was taken ends."""
+        """Return the place after the frames taken."""
         if self._sequencer is None:
             return _LanePlace(self._offset, self.frames)
         offsets, states = self._sequencer.checkpoint(_HORIZON)
@@ -199,20 +199,20 @@ class Planner:
         self._journals = Journals.open(reading.path, create=False)
         self._reading = reading
         self._reader: CommittedReader | None = None
-        # Where a query ends that takes what is there for all there is.
+        # The offsets where a query ends that :meth:`freeze` was called for.
         self._target: dict[str, int] | None = None
-        # The lanes that have found nothing since this offset, and the last batch.
+        # Lanes that have found nothing after this offset, and the last batch planned.
         self._idle: tuple[Offset, dict[str, _Lane]] | None = None
         self._planned: tuple[Offset, Batch] | None = None
 
     def close(self) -> None:
-        """Let the reader's name and the files go."""
+        """Release the reader's name and the files."""
         if self._reader is not None:
             self._reader.close()
         self._journals.close()
 
     def initial(self) -> Offset:
-        """Return where a query begins: where its reader has ended, or by its options."""
+        """Return where a query begins: at its reader's position, or by its options."""
         known = {one.name: one.checkpoint for one in self._journals.readers()}
         name = self._reading.reader
         offsets, states = known.get(name, Checkpoint({}, [])) if name else ({}, [])
@@ -225,7 +225,7 @@ class Planner:
         return found
 
     def freeze(self) -> None:
-        """Take what is there now for all there is."""
+        """Let the query end at what is the end of the journals now."""
         self._journals.refresh()
         self._target = self._ends()
 
@@ -255,7 +255,7 @@ class Planner:
         batch = self._batch(lanes, start)
         if not batch.tasks:
             self._idle = start, lanes
-        # What Spark keeps is not to outlive what is before it.
+        # An offset in Spark's checkpoint must not outlive the data before it.
         for journal, text in batch.end.items() if batch.tasks else ():
             self._journals.byte_log(journal).secure(_LanePlace.of(journal, text).offset)
         self._planned = start, batch
@@ -263,10 +263,10 @@ class Planner:
 
     def between(self, start: Offset, end: Offset) -> list[list[FrameRange]]:
         """
-        Return the tasks of a batch that was planned, here or by another.
+        Return the tasks of a batch that was planned, here or in another process.
 
         Raises:
-            JournalError: If these frames are not there.
+            JournalError: If its frames are not there.
 
         """
         if self._planned is not None and (start, end) == (
@@ -291,7 +291,7 @@ class Planner:
         return self._batch(lanes, start).tasks
 
     def commit(self, end: Offset) -> None:
-        """Have the reader no longer need what is before an offset."""
+        """Record that the reader no longer needs the data before an offset."""
         if self._reader is not None:
             self._reader.commit(_checkpoint(end))
 
@@ -321,7 +321,7 @@ class Planner:
         for spec in self._journals.select():
             if spec.name in known:
                 continue
-            # One that was added since is read from its beginning.
+            # A journal that was added since is read from its beginning.
             place = _LanePlace(self._journals.log(spec.name).first())
             if spec.name in start:
                 place = _LanePlace.of(spec.name, start[spec.name])

@@ -1,9 +1,9 @@
 """
 Reads of ``format("etlstage-journal")``: once, and as a stream.
 
-What each task reads is planned in ``plan.py``; here is what Spark calls, and the rows.
-Nothing of what is read was checked when it was planned: a task raises if the frames are
-not there, or are not those of its plan.
+``plan.py`` plans what each task reads; this module has what Spark calls, and makes the
+rows. Planning does not check the content of frames: a task raises if frames are
+missing, or are not those of its plan.
 """
 
 from __future__ import annotations
@@ -60,19 +60,19 @@ COLUMNS: Final[Mapping[str, DataType]] = {
     "uuid": StringType(),
     "time": TimestampType(),
 }
-"""Of a read."""
+"""The columns of a read, with their types."""
 
 _MESSAGES: Final = 8192
 _BYTES: Final = 1 << 20
-"""Of a batch of rows, if they come in small frames."""
+"""Approximate bounds of a batch of rows, as frames are not cut."""
 
 
 class JournalRows:
     """
-    Makes rows of frames.
+    Converts frames into rows.
 
     Args:
-        place: The set.
+        place: The set of journals.
         reading: How it is read.
         schema: Some of the columns, in any order.
 
@@ -166,7 +166,7 @@ class JournalRows:
         )
 
     def _keys_of(self, messages: pa.Array) -> pa.Array:
-        """Return what is at the pointer, of each message."""
+        """Return the key of each message: the value at the pointer."""
         if self._key is None:
             return pa.nulls(len(messages), pa.string())
         keys = [key_text(message, self._key) for message in messages.to_pylist()]
@@ -174,12 +174,12 @@ class JournalRows:
 
 
 class _Damage:
-    """Logs what is passed over, and keeps in mind that there is some."""
+    """Logs damage that is skipped, and records that there is some."""
 
     found = False
 
     def add(self, error: FrameError | JournalDamaged) -> None:
-        """Log it."""
+        """Log damage."""
         self.found = True
         log_damage(error)
 
@@ -192,12 +192,12 @@ def _uuid(frame: Envelope) -> str | None:
 def _micros(frame: Envelope) -> int | None:
     """Return when a frame was published, by its producer's clock."""
     uuid = frame.message.uuid
-    # In units of 100 ns since 1582, and a sequence of 4 bits.
+    # The clock has units of 100 ns since 1582, and a sequence of 4 bits.
     return ((clock_of(uuid) >> 4) - _EPOCH) // 10 if uuid.int else None
 
 
 _EPOCH: Final = 0x01B21DD213814000
-"""Of UUIDs, when 1970 begins."""
+"""The clock of UUIDs at the beginning of 1970."""
 _OF_FRAME: Final[Mapping[str, Callable[[Envelope], object]]] = {
     "journal": lambda frame: frame.journal,
     "offset": lambda frame: frame.begin,
@@ -209,11 +209,11 @@ _OF_FRAME: Final[Mapping[str, Callable[[Envelope], object]]] = {
 
 class JournalBatchReader(DataSourceReader):
     """
-    Reads what is committed when it is planned.
+    Reads everything that is committed when the read is planned.
 
     Args:
         reading: What to read.
-        schema: Of the rows.
+        schema: Schema of the rows.
 
     """
 
@@ -231,7 +231,7 @@ class JournalBatchReader(DataSourceReader):
             tasks = planner.next(planner.initial()).tasks
         finally:
             planner.close()
-        # Spark makes one of none.
+        # Without partitions Spark would read one whose value is None.
         return [InputPartition(task) for task in tasks or [[]]]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -245,7 +245,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     Args:
         reading: What to read.
-        schema: Of the rows.
+        schema: Schema of the rows.
 
     """
 
@@ -256,7 +256,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @property
     def _planner(self) -> Planner:
-        """What plans; it stays in the process that was asked first."""
+        """The planner of this process, opened when it is first needed."""
         if self._opened is None:
             self._opened = Planner(self._reading)
         return self._opened
@@ -266,11 +266,11 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return dict(self._planner.initial())
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """Return that the limits are ours: Spark knows but one, and cuts no frames."""
+        """Return no limit of Spark's: we have two, and do not cut frames."""
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """Take what is there now for all there is."""
+        """Let the query end at what is committed now."""
         self._planner.freeze()
 
     def latestOffset(self, start: dict[str, str], limit: ReadLimit) -> dict[str, str]:  # noqa: N802 - Spark's name
@@ -288,11 +288,11 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._rows.read(partition.value)
 
     def commit(self, end: dict[str, str]) -> None:
-        """Have the reader no longer need what is before an offset."""
+        """Record that the reader no longer needs the data before an offset."""
         self._planner.commit(end)
 
     def stop(self) -> None:
-        """Let the reader's name go."""
+        """Release the reader's name."""
         if self._opened is not None:
             self._opened.close()
 

@@ -1,23 +1,24 @@
 """
 Writes of ``format("etlstage-journal")``: rows appended to journals, once.
 
-Each attempt of a task is a producer: what it appends is in a transaction, forced to the
-disk, and what would acknowledge it is sent to the driver. The driver stores that of all
-attempts that count beside the journals, in one step, and appends it then: with the first
-the write is committed, whatever happens to the second. What an attempt has appended that
-is not among them is never acknowledged, and so is never read.
+Each attempt of a task is a producer. It appends its messages in a transaction, forced
+to the disk, and sends the acknowledgements that would commit them to the driver. The
+driver stores the acknowledgements of all attempts that count beside the journals, in
+one step, and then appends them. Storing them commits the write, whatever happens after
+that. Messages of other attempts are never acknowledged, and so never read.
 
-It is rolled back, too, so that readers need not keep it until they forget the producer.
-Before an attempt first appends to a journal it notes what drops that, in a file beside
-the journals that is locked for as long as the attempt's process has it. So a driver that
-commits or aborts finds what was killed; what still runs then, for Spark does not wait
-for a task that it kills, is left to the next commit of the query, or to the next that
-writes to the set.
+Those messages are also rolled back, so that readers need not keep them until they
+forget the producer. Before an attempt first appends to a journal, it notes what rolls
+that back in a file beside the journals, which is locked as long as the attempt's
+process has it open. So a driver that commits or aborts finds the attempts that were
+killed. Attempts that still run then, as Spark does not wait for a task that it kills,
+are left to the next commit of the query, or to the next write to the set.
 
-Of a stream the last batch of each query stays stored: one that comes again, for Spark did
-not note that it was committed, has the acknowledgements that are stored appended again,
-which does no harm, and none of its own. Of a write it is removed; where a driver has
-ended between the two, the next that writes to the set appends it.
+For a stream, the last batch of each query stays stored. If that batch comes again,
+because Spark did not record its commit, the stored acknowledgements are appended again,
+which does no harm, and its new ones are ignored. For a write, they are removed after
+they were appended; if a driver has ended before that, the next write to the set appends
+them.
 """
 
 from __future__ import annotations
@@ -52,33 +53,35 @@ from etlstage.spark.journal.options import NAME, JournalWriting, SetFolder
 __all__ = ("JournalWriter", "StoredCommits")
 
 _FOLDER: Final = "spark"
-"""In the set, where acknowledgements are stored."""
+"""Folder in the set where acknowledgements are stored."""
 _ATTEMPT: Final = ".attempt"
-"""What a file there ends in that has what drops the appends of an attempt."""
+"""Suffix of a file there that has what rolls back an attempt."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AppendedPart(WriterCommitMessage):
-    """What an attempt that ended well has appended."""
+    """What a successful attempt has appended."""
 
     query: str
     run: str
-    """Of a stream: the start of its query."""
+    """For a stream: identifies the start of its query."""
     attempt: str
     """The name of its file."""
     intents: list[list[str]]
-    """What acknowledges it, by journal, framed."""
+    """Its acknowledgements, by journal, as frames."""
 
 
 class JournalWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
     """
-    Appends a DataFrame, or each batch of a stream, once: readers see all of it or nothing.
+    Appends a DataFrame, or each batch of a stream, once and as a whole.
+
+    Readers see all of it or nothing.
 
     Args:
-        writing: What to write to; a set that is not there is made.
-        schema: Of the rows: one text or binary column has the messages, more columns
-            are made JSON objects.
-        checkpoint: Of a stream, where Spark has it.
+        writing: What to write to; a missing set is created.
+        schema: Schema of the rows: a single text or binary column has the messages;
+            other rows become JSON objects.
+        checkpoint: Where Spark has the checkpoint of a stream.
 
     Raises:
         ConfigError: If a column can't be written as JSON.
@@ -108,7 +111,7 @@ class JournalWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
         messages: Sequence[WriterCommitMessage | None],
         batchId: int | None = None,  # noqa: N803 - Spark's name
     ) -> None:
-        """Store what acknowledges the attempts that count, and append it; a batch once."""
+        """Store the acknowledgements of attempts, and append them; a batch once."""
         known = _known(messages)
         if self._checkpoint is not None:
             sync_checkpoint(self._checkpoint)
@@ -158,17 +161,17 @@ class StoredCommits:
             ) from error
 
     def abort(self, name: str) -> None:
-        """End a write, which commits nothing, unless it is committed."""
+        """End a write without committing it, unless it is committed already."""
         if not self._load(name):
             self._store(name, ())
         self._finish(name)
 
     def batch(self, number: int, parts: Sequence[AppendedPart]) -> None:
-        """Commit a batch of a stream, or what is stored of it, if it is committed."""
+        """Commit a batch of a stream; if it is committed, append what is stored."""
         query = parts[0].query
         stored = self._load(query)
         if stored.get("batch", -1) < number:
-            # Of the batch before it: what is acknowledged is not to be rolled back.
+            # Attempts of the batch before are acknowledged, and not to be rolled back.
             for attempt in stored.get("attempts", ()):
                 self._storage.remove(f"{_FOLDER}/{attempt}")
             self._store(query, parts, batch=number)
@@ -181,11 +184,11 @@ class StoredCommits:
         Roll back what attempts have appended that have ended and are not stored.
 
         Args:
-            name: Of the commit.
-            run: Of a stream whose query may have another start.
+            name: Name of the commit.
+            run: The start of a stream's query whose attempts are meant; None: any.
 
         Returns:
-            Whether none is left.
+            Whether no attempt is left.
 
         """
         kept = self._load(name).get("attempts", ())
@@ -207,7 +210,7 @@ class StoredCommits:
         return none_left
 
     def resume(self) -> None:
-        """End writes whose drivers have ended before they did it, or could not."""
+        """Finish writes whose drivers ended before they had done so, or could not."""
         for file in self._storage.names(_FOLDER):
             name, _, kind = file.rpartition(".")
             if name.startswith("write-") and kind == "json":
@@ -246,7 +249,7 @@ class _AppendingTask:
 
     Args:
         writing: What to write to.
-        schema: Of the rows.
+        schema: Schema of the rows.
 
     Attributes:
         place: The set, which the driver has made or opened.

@@ -1,10 +1,10 @@
 """
 Where a cluster on this machine lives: master ``local-cluster[executors,cores,MiB]``.
 
-Each executor is a process of its own, as on a real cluster. Spark lets them write into
-its own folder, which is part of an installed package, and starts them with the options
-that ``launch.py`` drops for the driver. So Spark is given a folder that only links to
-its own, and the executors a Java that does as the driver's.
+Each executor is a process of its own, as on a real cluster. Spark lets executors write
+into Spark's folder, which is part of an installed package, and starts them with the
+options that ``launch.py`` drops for the driver. So Spark gets a folder that only links
+to its own, and the executors get a Java that drops the same options.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ __all__ = ("ClusterHome",)
 
 class ClusterHome:
     """
-    A folder that Spark takes for its own; removed at the end of the process.
+    A folder that Spark uses as its own; removed at the end of the process.
 
     Attributes:
-        environ: Variables that lead the JVM to it.
+        environ: Environment variables that lead the JVM to it.
         settings: Spark's settings that go with it.
 
     """

@@ -1,10 +1,9 @@
 """
 Which Java runs Spark.
 
-``JAVA_HOME`` is an order and is never passed over: when it can't be followed, the
-user hears of it.
-Without it comes the ``java`` of the PATH, then the one that the extra ``java``
-brings as a wheel.
+``JAVA_HOME`` is never ignored: if it is set and unusable, that is an error. Without it
+the ``java`` of the PATH is tried, then the one that the extra ``java`` installs as a
+wheel.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ OLDEST: Final = 17
 """The first Java that Spark 4 runs on."""
 
 VECTOR_MODULE: Final = "jdk.incubator.vector"
-"""What Spark's launcher adds to every JVM, and trimmed images lack."""
+"""Module that Spark's launcher adds to every JVM, and trimmed images lack."""
 
 _TIMEOUT: Final = 30.0
 
@@ -48,7 +47,7 @@ def find_java(environ: Mapping[str, str] | None = None) -> Java:
     Return the Java to run Spark with.
 
     Args:
-        environ: Variables to look into, by default those of the process.
+        environ: Environment variables, by default those of the process.
 
     Raises:
         SparkUnavailable: If ``JAVA_HOME`` is set and unusable, or if there is no
@@ -101,8 +100,8 @@ def _examine(executable: Path) -> Java | str:
         return "does not exist"
     if not os.access(executable, os.X_OK):
         return "is not executable"
-    # One start answers both questions for a full image; a trimmed one refuses the
-    # module, an old Java the option, and is asked again without it.
+    # For a full image one start answers both questions. A trimmed image rejects the
+    # module, and an old Java the option: these are started again without it.
     for options in ([f"--add-modules={VECTOR_MODULE}"], []):
         try:
             done = subprocess.run(

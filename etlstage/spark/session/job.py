@@ -1,7 +1,7 @@
 """
-A Spark job that the event loop waits for, and can call off.
+A Spark job that the event loop waits for, and can cancel.
 
-PySpark's calls block, so each runs in a thread; a job whose caller has gone is
+PySpark's calls block, so each runs in a thread; a job whose caller was cancelled is
 interrupted by its tag.
 """
 
@@ -28,7 +28,7 @@ _GROUP: Final = "spark.jobGroup.id"
 
 
 def over_connect(spark: SparkSession) -> bool:
-    """Return whether ``spark`` talks to a server rather than to a JVM of ours."""
+    """Return whether ``spark`` talks to a server rather than to our own JVM."""
     return type(spark).__module__.startswith("pyspark.sql.connect")
 
 
@@ -65,7 +65,7 @@ async def run_job(spark: SparkSession, job: Callable[[], T]) -> T:
                 ended.set()
 
     def call_off() -> None:
-        # A job that is just about to be submitted escapes one interrupt.
+        # An interrupt misses a job that is just about to be submitted, so repeat it.
         while begun.is_set() and not ended.wait(_AGAIN):
             cancel(tag)
 
@@ -85,9 +85,10 @@ async def watch_job(
 
     Args:
         spark: The session.
-        job: Blocks.
-        progress: Called now and then, in a thread, with how many tasks of the job are
-            done, and how many it has; over Connect nothing counts them.
+        job: The job; it blocks.
+        progress: Called now and then, in a thread, with the number of tasks of the job
+            that are done, and of all its tasks; not called over Connect, which does not
+            count them.
 
     """
     if over_connect(spark):
@@ -107,7 +108,7 @@ async def watch_job(
         tasks.start_soon(_watch, context, group, progress)
         try:
             made.append(await run_job(spark, grouped))
-        except Exception as error:  # not in a group of one
+        except Exception as error:  # not to be raised in a group
             failure = error
         tasks.cancel_scope.cancel()
     if failure is not None:
@@ -128,8 +129,8 @@ async def _watch(
         if total := sum(stage.numTasks for stage in stages):
             progress(sum(stage.numCompletedTasks for stage in stages), total)
 
-    # It is for show: a JVM that is gone fails elsewhere. In a thread of the pool, since
-    # each thread that talks to the JVM has one there.
+    # Progress is only shown: if the JVM is gone, the job fails. The call runs in a
+    # thread of the pool, since each thread that talks to the JVM has another one there.
     with suppress(Exception):
         while True:
             await anyio.sleep(_LOOK)

@@ -1,20 +1,19 @@
 """
-Start Spark's JVM without a word on the user's screen.
+Start Spark's JVM without any output on the user's screen.
 
-PySpark hands its own stderr down to the JVM and offers nothing against it.
-While the JVM is being launched, ``JAVA_HOME`` therefore points to a shim: a
-directory with a ``bin/java`` that is a shell script, which runs the real Java with
-its output in a log file.  What Spark's Python workers print goes through the JVM
-and ends in the same file.
+The JVM inherits PySpark's stderr, and PySpark has no option against that. While the JVM
+is being launched, ``JAVA_HOME`` therefore points to a shim: a directory with a
+``bin/java`` that is a shell script, which runs the real Java with its output in a log
+file. What Spark's Python workers print goes through the JVM and ends in the same file.
 
-The script drops ``--add-modules=jdk.incubator.vector`` when the real Java has no
-such module: Spark's launcher adds it always, and the JVM would not start.
+The script drops ``--add-modules=jdk.incubator.vector`` if the real Java has no such
+module: Spark's launcher always adds it, and the JVM would not start.
 
-The JVM gets a session of its own, where there is the program ``setsid``: a signal to
-our process group, as a terminal or ``timeout`` sends it, is for us, and Spark is needed
-to end in good order. It ends with us, for it reads its stdin; but that only once it
-has started. So the script leaves in the shim what the watchdog needs to end it before:
-its pid, and the file by which PySpark waits for it.
+The JVM gets a session of its own if the program ``setsid`` exists: a signal to our
+process group, as a terminal or ``timeout`` sends it, must not end Spark, which we need
+for an orderly exit. The JVM ends with us, because it reads its stdin, but only once it
+has started. So the script writes into the shim what the watchdog needs to end the JVM
+earlier: its pid, and the file by which PySpark waits for it.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ def launching(
     environ: Mapping[str, str] | None = None,
 ) -> Iterator[None]:
     """
-    Make a JVM that is launched within quiet; the environment is restored after.
+    Keep a JVM quiet that is launched in this context; then restore the environment.
 
     Args:
         java: The Java to run.
@@ -82,7 +81,7 @@ def launching(
         python: The interpreter of Spark's Python workers when Spark runs on this
             machine alone; its ports then stay on the loopback interface. None
             leaves all that to the environment.
-        environ: More variables.
+        environ: More environment variables.
 
     """
     shim = make_scratch("java")
@@ -102,14 +101,14 @@ def launching(
 
 
 def write_java(home: Path, java: Java) -> None:
-    """Make ``home`` one that ``JAVA_HOME`` may point to, for executors."""
+    """Make ``home`` a folder that ``JAVA_HOME`` of executors may point to."""
     drop = "" if java.has_vector else _DROP
     command = shlex.quote(str(java.executable))
     _write(home, f'#!/bin/sh\n{drop}exec {command} "$@"\n')
 
 
 def _write_shim(directory: Path, java: Java, log_path: Path) -> None:
-    # The JVM hands its environment down to Python workers: they get the user's.
+    # Python workers inherit the JVM's environment: give them the user's JAVA_HOME.
     home = os.environ.get("JAVA_HOME")
     script = _SHIM.format(
         drop="" if java.has_vector else _DROP,
@@ -124,7 +123,7 @@ def _write_shim(directory: Path, java: Java, log_path: Path) -> None:
 
 
 def _apart() -> str:
-    """Return the words before a command that give it a session of its own, if any."""
+    """Return the prefix that gives a command a session of its own, or an empty text."""
     program = shutil.which("setsid")
     return f"{shlex.quote(program)} " if program else ""
 

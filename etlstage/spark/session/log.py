@@ -1,8 +1,8 @@
 """
 Where Spark's log goes instead of the screen.
 
-The JVM outlives its sessions and its log with it: one file per process, removed at
-the end unless a message has named it.
+The JVM outlives its sessions, and so does its log: there is one file per process, which
+is removed at the end unless a message has named it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from etlstage.transport.watchdog import WATCHDOG
 __all__ = ("divert", "jvm_log", "keep")
 
 _LOGGERS: Final = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
-"""Where PySpark prints, as JSON on stderr, exceptions that it also raises."""
+"""Loggers by which PySpark prints exceptions that it also raises, as JSON on stderr."""
 
 _path: Path | None = None
 _kept: set[Path] = set()
@@ -33,8 +33,8 @@ def jvm_log(wanted: Path | None) -> Path | None:
     Return the log of this process's JVM, or None when it was not started by us.
 
     Args:
-        wanted: Where a JVM that is still to be started shall log, by default a
-            temporary file of ours.
+        wanted: The log of a JVM that is still to be started, by default a temporary
+            file.
 
     """
     global _path
@@ -57,8 +57,8 @@ def divert(path: Path) -> None:
         for handler in list(logger.handlers):
             logger.removeHandler(handler)
         logger.addHandler(logging.FileHandler(path, delay=True))
-    # A thread of PySpark's shows a traceback when the JVM has ended, which is reported;
-    # if it is at that when we end, Python is aborted.
+    # A thread of PySpark's prints a traceback when the JVM has ended, which is reported
+    # anyway; if that thread is printing when we exit, Python aborts.
     server = getattr(SparkContext._active_spark_context, "_accumulatorServer", None)
     if server is not None:
         server.handle_error = _unheard
@@ -71,7 +71,7 @@ def _unheard(*_: object) -> None:
 def _temporary() -> Path:
     descriptor, name = tempfile.mkstemp(prefix="etlstage-spark-", suffix=".log")
     os.close(descriptor)
-    WATCHDOG.add_folder(name)  # should we be killed
+    WATCHDOG.add_folder(name)  # in case we are killed
     path = Path(name)
     atexit.register(_discard, path)
     return path

@@ -1,1 +1,1 @@
-"""What reaches the executors before a job does."""
+"""Sends programs to the executors before a job runs there."""

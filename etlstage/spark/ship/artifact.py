@@ -1,18 +1,18 @@
 """
 How programs, and etlstage itself, get to Spark's executors.
 
-:func:`ship` runs in the driver; :func:`place` in a task, where it finds what was
-shipped, and misses what is not there.
+:func:`ship` runs in the driver. :func:`place` runs in a task, where it finds what was
+shipped, and reports a program that is missing.
 
 Spark adds a package that is one zip of pure Python to the path of its Python workers.
-Compiled packages don't go that way: PyArrow has to be on the executors, as it has to
-for Spark's own Arrow functions.
+Compiled packages can't be shipped like this: PyArrow must be installed on the
+executors, as for Spark's own Arrow functions.
 
-Spark puts all files into one folder, each under its last name alone, and unpacks each
-archive there, into a folder of its name. For a pipeline's file they are wherever they
-are: so :class:`Shipment` gives the words of a command that name one of them, or
-something in an archive, the name that it has there. A stage stays as it is until it is
-in a task: accounts and dead letters speak of the programs that are here.
+Spark puts all files into one folder, each under its base name, and unpacks each archive
+there, into a folder of its name. A pipeline file may name files in any folder, so
+:class:`Shipment` replaces the words of a command that name a shipped file, or a file in
+an archive, by its name on the executors. This is done only in the task: accounts and
+dead letters name programs as they are in the driver.
 """
 
 from __future__ import annotations
@@ -61,27 +61,27 @@ def ship(
     archives: Sequence[str | os.PathLike[str]] = (),
 ) -> None:
     """
-    Send programs to Spark's executors, and etlstage itself.
+    Send programs, and etlstage itself, to Spark's executors.
 
     ::
 
         ship(spark, "clean.py")
         transform(frame, Stage(name="clean", worker=("./clean.py",)))
 
-    Call it before :func:`~etlstage.spark.transform`: Spark has a plan remember which
-    packages were shipped when it was made.
+    Call it before :func:`~etlstage.spark.transform`: a plan has only the packages that
+    were shipped when it was made.
 
-    A worker whose command names one of them, by a relative path, runs in the folder
-    where they are. Python among them may import :mod:`etlstage.worker`.
+    A worker whose command names a shipped file, by a relative path, runs in the folder
+    of these files. A worker in Python may import :mod:`etlstage.worker`.
 
     Args:
         spark: A classic session or one over Spark Connect.
-        files: Any; each may be executed there.
-        archives: Each is unpacked into a folder of its name, or of the name behind
+        files: Any files; each may be executed on the executors.
+        archives: Each is unpacked into a folder of its name, or of the name after
             ``#``, as in ``tools.tar.gz#tools``.
 
     Raises:
-        ConfigError: If a file is not there, or was shipped with other content.
+        ConfigError: If a file does not exist, or was shipped with other content.
 
     """
     programs, packed = _kept(files), _kept(archives)
@@ -105,9 +105,9 @@ def _kept(paths: Sequence[str | os.PathLike[str]]) -> list[str]:
     """
     Return copies of files.
 
-    A classic session reads them when an executor asks, and fails all its tasks from
-    then on if they are not as they were. A cluster takes a file again only by the path
-    that it knows, so that is made of the content.
+    A classic session reads a file when an executor asks for it, and if the file has
+    changed, all tasks fail from then on. A cluster accepts a file again only by the
+    path that it knows, so the path of a copy is derived from its content.
     """
     found = [_parted(os.fspath(path)) for path in paths]
     for path, _, _ in found:
@@ -119,7 +119,7 @@ def _kept(paths: Sequence[str | os.PathLike[str]]) -> list[str]:
 
 
 def _parted(path: str) -> tuple[str, str, str]:
-    """Return a path, and ``#`` with the name behind it, if any; folders may have it."""
+    """Split ``#`` and the name after it from a path; folders may contain ``#``."""
     folder, name = os.path.split(path)
     name, mark, there = name.partition("#")
     return os.path.join(folder, name), mark, there
@@ -137,7 +137,7 @@ def _copy(path: str) -> Path:
 
 @cache
 def _folder() -> Path:
-    """Return where copies are; removed at the end of the process."""
+    """Return the folder of the copies; it is removed at the end of the process."""
     folder = make_scratch("ship")
     atexit.register(discard_scratch, folder)
     return folder
@@ -146,19 +146,19 @@ def _folder() -> Path:
 # --- etlstage in a zip ----------------------------------------------------------------
 
 
-@cache  # PySpark puts it on our own path, and finding modules there is another matter
+@cache  # PySpark puts the zip on our own path, where modules would be found then
 def _packed() -> Path:
-    """Return a zip that Python can import: where we come from, if that is one."""
+    """Return a zip that Python can import: that which etlstage runs from, if any."""
     home = Path(etlstage.__file__).parents[1]
     if home.is_file():
         return home
     path = _folder() / "etlstage.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
         for name, source in sorted(_modules()):
-            # Without a time of its own: the same content makes the same zip.
+            # Without a time stamp, so that the same content makes the same zip.
             packed.writestr(zipfile.ZipInfo(name), source.read_bytes())
     digest = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
-    # Spark refuses a name that it knows for other content.
+    # Spark rejects a name that it knows with other content.
     return path.rename(path.with_name(f"etlstage-{digest}.zip"))
 
 
@@ -180,14 +180,14 @@ def _modules() -> Iterator[tuple[str, Path]]:
 
 def place(stage: Stage, *, remedy: str | None = None) -> Stage:
     """
-    Return ``stage`` as it runs on this executor; as it is, where there is no Spark.
+    Return ``stage`` as it runs on this executor; unchanged outside of a Spark task.
 
     Args:
         stage: As it was made in the driver.
-        remedy: What sends a program that is missed here; by default :func:`ship`.
+        remedy: How errors advise to send a missing program; by default :func:`ship`.
 
     Raises:
-        WorkerStartFailed: If its program is not there; the text names the host.
+        WorkerStartFailed: If its program is missing; the text names the host.
 
     """
     if TaskContext.get() is None:
@@ -198,7 +198,7 @@ def place(stage: Stage, *, remedy: str | None = None) -> Stage:
         worker = replace(worker, cwd=Path(folder).absolute())
     packed = Path(etlstage.__file__).absolute().parents[1]
     if packed.is_file():
-        # We came in a zip: that is where Python among the workers finds the SDK.
+        # etlstage was shipped as a zip, where workers in Python find the SDK.
         inherited = worker.env.get("PYTHONPATH", os.environ.get("PYTHONPATH"))
         path = f"{packed}{os.pathsep}{inherited}" if inherited else str(packed)
         worker = replace(worker, env={**worker.env, "PYTHONPATH": path})
@@ -253,7 +253,7 @@ class Shipment:
         folder: What paths are relative to, and where workers run: here, and on
             executors that have this folder.
         files: Paths.
-        archives: Paths; each may have ``#`` and a name behind it.
+        archives: Paths; each may have ``#`` and a name after it.
 
     """
 
@@ -279,8 +279,8 @@ class Shipment:
         """
         Ship the files and etlstage, before a plan is made; blocks.
 
-        Executors within this process have all that there is here: to these, nothing
-        goes but what was asked for.
+        Executors within this process see everything that is here, so without files or
+        archives nothing is shipped to them.
 
         Raises:
             ConfigError: If that can't be done.
@@ -311,7 +311,7 @@ class Shipment:
         return place(stage, remedy="name it in spark.files")
 
     def _name(self, cwd: Path | None, word: str) -> str | None:
-        """Return how what is called ``word`` here is called there, if it was sent."""
+        """Return the name on executors of what ``word`` names here, if it was sent."""
         path = os.path.normpath((cwd or self._folder) / word)
         for known in _above(path):
             if known in self._names:

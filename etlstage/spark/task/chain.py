@@ -1,11 +1,12 @@
 """
 All transform stages of a pipeline in one task, or its load workers.
 
-Inside, it is a pipeline as any other: its source is what Spark gives, its sink is what
-Spark gets, or the workers. Beside the messages that leave the last stage there are notes: a dead letter
-each, and at the end what became of the task, with the error that ended it, if any. So
-all that a task has to report is in its rows, and what Spark makes of the rows of a task
-that failed, or ran twice, holds for that too: they count once.
+A task runs an ordinary pipeline: its source is the rows that Spark passes in, its sink
+the rows that Spark gets back, or the workers. Besides the messages that leave the last
+stage, a task returns notes: one for each dead letter, and at the end one with the
+outcome of the task and the error that ended it, if any. So everything that a task
+reports is in its rows. Spark counts the rows of a task once, even if the task failed
+before or ran twice, and so its reports count once, too.
 """
 
 from __future__ import annotations
@@ -61,9 +62,9 @@ __all__ = (
 )
 
 ROWS: Final = "partition int, place long, value binary, note string"
-"""What a task gives: messages, each at its place among those of its partition; dead
-letters as notes, with the number of their page for a place; and a note without a place,
-which is its outcome."""
+"""Rows that a task returns: messages, with their place in the partition; dead letters
+as notes, with the number of their page as place; and a note without a place, which is
+the outcome of the task."""
 
 _NAMES: Final = ("partition", "place", "value", "note")
 _JUDGED_OF: Final = 10_000  # messages, see Pipeline
@@ -80,19 +81,19 @@ class _Note(NamedTuple):
 
 
 class TaskEnd(NamedTuple):
-    """What became of a task."""
+    """The outcome of a task."""
 
     partition: int
     accounts: list[list[int]]
     """For each stage, its counts."""
     letters: int
-    """How many it has noted."""
+    """Number of dead letters in its notes."""
     error: Exception | None
     """What ended the task early."""
 
     @classmethod
     def from_note(cls, partition: int, note: str) -> TaskEnd:
-        """Return what a task has noted at its end."""
+        """Return the outcome that is in the last note of a task."""
         plain = json.loads(note)
         error = plain["error"]
         found = error and _error(**error)
@@ -101,26 +102,26 @@ class TaskEnd(NamedTuple):
 
 @dataclass(frozen=True)
 class Chain:
-    """What :meth:`DataFrame.mapInArrow` runs, to be settled by the driver."""
+    """The function for :meth:`DataFrame.mapInArrow`; the driver settles its results."""
 
     source: str
     """Name of the extract stage."""
     stages: Sequence[Stage]
     """The stages, of kind transform."""
     letters: DeadLetters
-    """Those of the run; what is dead-lettered in a task leaves it in notes."""
+    """Dead letters of the run; a task returns its own in notes."""
     shipment: Shipment | None = None
-    """What was sent for the stages."""
+    """Files that were shipped for the stages."""
     load: Stage | None = None
-    """A stage of kind load, whose workers take what leaves the last stage; then only
-    notes leave the task."""
+    """A stage of kind load, whose workers get the messages that leave the last stage;
+    the task then returns only notes."""
     starts: Mapping[int, int] = field(default_factory=dict)
-    """With load: of each partition the place of its first message among all, which dead
-    letters are to have."""
+    """With ``load``: for each partition, the place of its first message among all, as
+    dead letters have overall places."""
 
     @property
     def all(self) -> Sequence[Stage]:
-        """The stages, with that of kind load."""
+        """The stages, followed by the load stage, if any."""
         return (*self.stages, *(() if self.load is None else (self.load,)))
 
     def run(
@@ -129,8 +130,8 @@ class Chain:
         """
         Yield rows for the messages in the first column.
 
-        Keys are in the second, if there are any; with load workers the partition and
-        the place of each message are in the second and the third.
+        Keys are in the second column, if there are any. With load workers the second
+        and the third column have the partition and the place of each message.
         """
         task = TaskContext.get()
         rows = _Items(task.partitionId() if task is not None else 0)
@@ -141,7 +142,7 @@ class Chain:
             load = to_place(self.load)
         given = map(run_of if load is None else places.run_of, batches)
         with bridged(partial(self._serve, stages, load, places)) as bridge:
-            # It may end before its input: why, is the last note.
+            # It may end before its input does; the last note has the reason.
             for item in bridge.cross(given):
                 yield from rows.add(item)
             yield from rows.rest()
@@ -177,11 +178,11 @@ class Chain:
         )
         report = await pipeline.run()
         error = report.error
-        # It is logged by Spark, or staged with the rows.
+        # Secrets are concealed, as Spark logs the text or it is staged with the rows.
         conceal = self.letters.secrets.conceal
         text = conceal(str(error))
         if isinstance(error, WorkerStartFailed | StageFailed):
-            # It may be this machine's fault: Spark is to try another one.
+            # This machine may be the cause, so Spark should try another one.
             raise type(error)(text, stage=error.stage) from None
         if (
             load is not None
@@ -195,11 +196,11 @@ class Chain:
 
 def in_attempt(stage: Stage, about: Mapping[str, str] | None = None) -> Stage:
     """
-    Return a load stage as its workers are to know it that have a part of the messages.
+    Return a load stage for workers that get only a part of the messages.
 
     Args:
         stage: The stage.
-        about: More variables, which those of the stage win over.
+        about: More environment variables; those of the stage take precedence.
 
     """
     task = TaskContext.get()
@@ -210,10 +211,10 @@ def in_attempt(stage: Stage, about: Mapping[str, str] | None = None) -> Stage:
     return replace(
         stage,
         worker=replace(stage.program, env=env),
-        # In the order of the input: so a message's place is that of its row.
+        # In the order of the input, so that a message's place is that of its row.
         order=Order.TOTAL,
         key=None,
-        # The driver judges how many have failed.
+        # The driver checks how many messages have failed in all tasks.
         on_error=replace(stage.on_error, budget=ErrorBudget(count=None, share=None)),
     )
 
@@ -239,11 +240,11 @@ def _outcome(
 
 
 def _error(kind: str, text: str, about: dict[str, Any]) -> Exception:
-    """Return an error as it was raised in a task, or a StageError like it."""
+    """Recreate an error that was raised in a task, or return a similar StageError."""
     found = getattr(errors, kind, StageError)
     if not isinstance(found, type) or not issubclass(found, StageError):
         found = StageError
-    # Each class has a constructor of its own; this one has all of its text.
+    # The constructors differ, and would add to the text, which is complete.
     error = found.__new__(found)
     StageError.__init__(error, text, stage="")
     vars(error).update(about)
@@ -251,7 +252,7 @@ def _error(kind: str, text: str, about: dict[str, Any]) -> Exception:
 
 
 def message_of_partition(first: int, count: int = 1) -> str:
-    """Return which messages of the task's partition an error is about."""
+    """Return text that names the messages of the task's partition in an error."""
     task = TaskContext.get()
     partition = f" of partition {task.partitionId()}" if task is not None else ""
     upto = f" to {first + count}" if count > 1 else ""
@@ -260,11 +261,11 @@ def message_of_partition(first: int, count: int = 1) -> str:
 
 class Given(Source):
     """
-    What Spark gives, as a pipeline's source.
+    A pipeline's source: the rows that Spark passes in.
 
     Args:
         name: As errors call it.
-        runs: Of messages, see :func:`~etlstage.spark.dataframe.read.run_of`.
+        runs: The messages, see :func:`~etlstage.spark.dataframe.read.run_of`.
 
     """
 
@@ -292,7 +293,7 @@ def _nulls(run: Run) -> int:
 
 
 class _Sink(Sink):
-    """What Spark gets, as a pipeline's sink."""
+    """A pipeline's sink: the rows that Spark gets back."""
 
     def __init__(self, bridge: Bridge[_Item]) -> None:
         super().__init__("a task's rows")
@@ -308,7 +309,7 @@ class _Sink(Sink):
 
 
 class _Places:
-    """The places of rows, kept as ranges: most follow one another."""
+    """The places of rows, stored as ranges since most are consecutive."""
 
     def __init__(self, starts: Mapping[int, int]) -> None:
         self._of_partition = starts
@@ -331,7 +332,7 @@ class _Places:
         return column_of(batch.column(0))
 
     def of(self, row: int) -> int:
-        """Return the place among all messages that a row has; another thread may ask."""
+        """Return the place of a row among all messages; another thread may call it."""
         at = bisect_right(self._starts, row) - 1
         return self._first[at] + row - self._starts[at]
 
@@ -362,7 +363,7 @@ class _Items:
         return self._rows.add([partition, *columns], size)
 
     def rest(self) -> Iterator[pa.RecordBatch]:
-        """Yield what there is, if anything."""
+        """Yield the remaining rows, if any."""
         return self._rows.rest()
 
     def _page_of(self, note: _Note) -> int | None:

@@ -1,12 +1,12 @@
 """
-What lies between Spark's thread and the supervisors of a task.
+The bridge between Spark's thread and the supervisors of a task.
 
-Spark hands a task an iterator and wants one back; supervisors live in an event loop.
-The loop has a thread to itself, so that workers are watched also while Spark has
-nothing for us, or wants nothing from us.
+Spark passes an iterator to a task and expects one back, while supervisors run in an
+event loop. The loop has a thread of its own, so that workers are watched even while
+Spark neither passes rows nor requests any.
 
-Spark ends a Python worker with SIGKILL: what it had started is gone with it by the
-means of ``etlstage.transport``, for no code of ours runs then.
+Spark ends a Python worker with SIGKILL, and then none of our code can run:
+``etlstage.transport`` ensures that the processes which it had started end with it.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ __all__ = ("Bridge", "bridged")
 
 T = TypeVar("T")
 
-_AHEAD: Final = 4  # runs passed in that were not read
+_AHEAD: Final = 4  # runs passed in and not yet read
 _UNREAD: Final = 64 * 1024 * 1024  # bytes that wait for Spark
-_ITEM: Final = 512  # bytes that each item has beside its own
+_ITEM: Final = 512  # bytes of overhead of each item
 
 
 class _Taken:
@@ -52,9 +52,9 @@ _TAKEN: Final = _Taken()
 
 class Bridge(Generic[T]):
     """
-    Passes runs of messages into an event loop, and what becomes of them out of it.
+    Passes runs of messages into an event loop, and results out of it.
 
-    Spark's thread calls :meth:`cross`; what runs in the loop reads :meth:`runs` and
+    Spark's thread calls :meth:`cross`; the code in the loop reads :meth:`runs` and
     calls :meth:`put`.
     """
 
@@ -62,19 +62,19 @@ class Bridge(Generic[T]):
         send, receive = create_memory_object_stream[Run](math.inf)
         self._inbox: MemoryObjectReceiveStream[Run] = receive
         self._send: MemoryObjectSendStream[Run] = send
-        # What a portal calls is waited for, and a task of its own: for each run that
-        # is dearer than to pass it on.
+        # A portal waits for each call and runs it in a task of its own, which would
+        # cost more than passing on a run.
         self._loop = portal.call(_running_loop)
         self._outbox: SimpleQueue[tuple[T, int] | _Taken | Exception | None]
         self._outbox = SimpleQueue()
-        self._put = self._taken = 0  # bytes; each has one writer
+        self._put = self._taken = 0  # bytes; one thread writes each
 
     def cross(self, runs: Iterable[Run]) -> Generator[T, None, None]:
         """
-        Pass ``runs`` in, a few ahead of what is read, and yield what is put out.
+        Pass ``runs`` in, a few ahead of the reader, and yield what is put out.
 
-        Ends when what runs in the loop has ended, be it before the runs do; raises
-        what it raises.
+        Ends when the code in the loop has ended, even if runs are left; raises what
+        that code raises.
         """
         ahead = 0
         for run in runs:
@@ -108,15 +108,15 @@ class Bridge(Generic[T]):
         return item
 
     async def put(self, item: T, size: int = 0) -> None:
-        """Pass out an item of ``size`` bytes; wait while too many lie there."""
+        """Pass out an item of ``size`` bytes; wait while too many bytes are unread."""
         self._put += _ITEM + size
         self._outbox.put((item, size))
-        # Another thread takes them, and can't set an event of this one.
+        # Another thread takes items, and can't set an event of this loop.
         while self._put - self._taken > _UNREAD:  # noqa: ASYNC110
             await sleep(0.01)
 
     def _pass(self, run: Run) -> None:
-        with suppress(BrokenResourceError):  # why, is put out
+        with suppress(BrokenResourceError):  # the reason is put out
             self._send.send_nowait(run)
 
     async def _serve(self, serve: Callable[[Bridge[T]], Awaitable[None]]) -> None:
@@ -139,7 +139,7 @@ async def _running_loop() -> asyncio.AbstractEventLoop:
 
 @cache
 def _freeze() -> None:
-    """Spare what was imported from garbage collection: Spark asks for one a task."""
+    """Exempt what was imported from garbage collection, which each task runs."""
     gc.collect()
     gc.freeze()
 
@@ -147,7 +147,7 @@ def _freeze() -> None:
 @contextmanager
 def bridged(serve: Callable[[Bridge[T]], Awaitable[None]]) -> Iterator[Bridge[T]]:
     """
-    Run ``serve`` in an event loop; leaving otherwise than at its end cancels it.
+    Run ``serve`` in an event loop; leaving the context before it ends cancels it.
 
     Args:
         serve: Called in the loop; what it raises is raised by :meth:`Bridge.cross`.

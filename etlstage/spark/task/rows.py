@@ -1,4 +1,4 @@
-"""Batches for Spark, out of what a task has to give in pieces."""
+"""Builds batches for Spark from the pieces that a task returns."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class RowBuilder:
     Collects columns until there is enough for a batch.
 
     Args:
-        names: Of the columns.
-        rows: In a batch, about, by default as Spark has them; bytes are bounded, too.
+        names: Names of the columns.
+        rows: Rows in a batch, about, by default as in Spark's; bytes are bounded, too.
 
     """
 
@@ -41,7 +41,7 @@ class RowBuilder:
             yield from self.rest()
 
     def rest(self) -> Iterator[pa.RecordBatch]:
-        """Yield what there is, if anything."""
+        """Yield the remaining rows, if any."""
         pieces, self._pieces = self._pieces, []
         rows, self._rows, self._size = self._rows, 0, 0
         if rows:

@@ -1,13 +1,13 @@
 """
 A stage inside Spark's executors: rows in, rows out.
 
-:func:`transform` only makes a plan. When Spark runs it, each :class:`Task` starts the
-stage's workers in the Python worker that serves it, supervised as anywhere else, and
-stops them when its partition ends: the supervisor is behind a bridge, and Spark's
-thread reads what Spark gives and hands back what is ready.
+:func:`transform` only makes a plan. When Spark runs the plan, each :class:`Task` starts
+workers of the stage in a Python worker of Spark's, supervised as anywhere else, and
+stops them when its partition ends. The supervisor is on the other side of a bridge,
+while Spark's thread reads rows from Spark and hands back results.
 
-Spark runs a task again when it fails, may run it twice at once, and may run it ahead
-of a ``limit``: a stage is asked to transform, never to load.
+Spark runs a task again when it fails, may run it twice at once, and may run it ahead of
+a ``limit``: so a stage must transform, and never load.
 """
 
 from __future__ import annotations
@@ -65,30 +65,31 @@ def transform(
 
         cleaned = transform(frame, Stage(name="clean", worker=("./clean.py",)))
 
-    Nothing runs before the result is asked for; then every task has workers of its
-    own. A row gives as many rows as its reply has messages, none included; those of a
-    partition stay in order. A message that is refused, or fails after its retries,
+    Nothing runs before the result is requested; then every task has workers of its own.
+    A row becomes as many rows as its reply has messages, possibly none; the rows of a
+    partition stay in order. A message that is rejected, or fails after its retries,
     fails its task, unless ``errors`` is set.
 
     Args:
-        frame: Of a classic session or of Spark Connect.
-        stage: A transform stage. Its program, and etlstage, must be where Spark's
-            executors are: installed, or by :func:`~etlstage.spark.ship`. A command
-            that names a shipped file runs in the folder of these, without a ``cwd``.
+        frame: A DataFrame of a classic session or of Spark Connect.
+        stage: A transform stage. Its program, and etlstage, must be available to
+            Spark's executors: installed there, or sent by :func:`~etlstage.spark.ship`.
+            Without a ``cwd``, a command that names a shipped file runs in the folder of
+            these files.
         message: Spark SQL expression, string or binary, that makes a message of a
             row. By default the only column if that is string or binary, else
             ``to_json(struct(*))``.
-        schema: Columns of the result, as DDL: replies are JSON objects then, or, if
-            it is one binary column, its values. By default one column ``value``, a
-            string if messages are strings, else binary.
-        keep: Columns of ``frame`` that each row of the result has, too, in front.
-        errors: ``"column"`` adds a column ``error`` at the end, a string: null, or why
-            a message was refused, lost for good, or not sent, or why its reply is not
-            what ``schema`` has; such a message is a row without values.
+        schema: Columns of the result, as DDL. Replies are then JSON objects, or, for a
+            single binary column, its values. By default one column ``value``, a string
+            if messages are strings, else binary.
+        keep: Columns of ``frame`` to copy to the front of each row of the result.
+        errors: ``"column"`` adds a string column ``error`` at the end: null, or why a
+            message was rejected, lost for good, or not sent, or why its reply does not
+            fit ``schema``; such a message becomes a row without values.
 
     Raises:
         ConfigError: If the stage does not transform, or can't keep columns, or a
-            column would be there twice.
+            column would occur twice.
         TypeError: If the message is neither string nor binary.
 
     """
@@ -96,8 +97,8 @@ def transform(
     if errors not in (None, "column"):
         raise ConfigError(f"errors is {errors!r}, expected 'column' or None")
     chosen = message_column(frame, message)
-    # Text stays text: to make binary of it Spark copies each, and for Arrow the two
-    # are the same bytes.
+    # Text stays text: Spark would copy each value to convert it to binary, and in Arrow
+    # both are the same bytes.
     kind = "string" if chosen.is_text else "binary"
     columns: list[Column] = [sf.expr(chosen.expression).cast(kind).alias("message")]
     if keep:
@@ -110,7 +111,7 @@ def transform(
         returned = returned.add(given.schema[KEPT])
     if errors:
         returned = returned.add(ERROR, StringType())
-    # In the order of the input: so the k-th answer is that of the k-th row.
+    # In the order of the input, so that the k-th answer is that of the k-th row.
     ordered = replace(stage, order=Order.TOTAL, key=None)
     task = Task(ordered, texts=texts, errors=errors is not None)
     made = given.mapInArrow(task.run, returned)
@@ -124,7 +125,7 @@ def _check(stage: Stage, keep: Sequence[str]) -> None:
             " Spark may run a task twice, or ahead of a limit"
         )
     if isinstance(keep, str):
-        # Its letters would be the columns.
+        # Each letter would be taken for a column.
         raise ConfigError(f"keep is the text {keep!r}, expected a list: [{keep!r}]")
     if keep and stage.dialect.shape.batches:
         raise ConfigError(
@@ -150,7 +151,7 @@ def _columns(
     *,
     errors: bool,
 ) -> DataFrame:
-    """Return the columns of the result: what is kept, the replies, what went wrong."""
+    """Return the columns of the result: those kept, the replies, the error."""
     kept = made.schema[KEPT].dataType if keep else StructType()
     assert isinstance(kept, StructType)
     names = ["value"] if schema is None else schema.names
@@ -181,20 +182,20 @@ def _columns(
 
 
 KEPT: Final = "_etlstage_kept"
-"""Column with what rows keep."""
+"""Column with a struct of the kept columns."""
 ERROR: Final = "_etlstage_error"
-"""Column with why there is no reply, or not one that is text."""
+"""Column with the reason why there is no reply, or it is not text."""
 
 
 class Task:
     """
-    What :meth:`DataFrame.mapInArrow` runs.
+    The function for :meth:`DataFrame.mapInArrow`.
 
     Args:
-        stage: With answers in the order of its input.
+        stage: A stage that answers in the order of its input.
         texts: Whether replies are text.
-        errors: Whether a message without a reply is a row with the reason, and does not
-            fail the task.
+        errors: Whether a message without a reply becomes a row with the reason, instead
+            of failing the task.
 
     """
 
@@ -207,7 +208,7 @@ class Task:
         self, batches: Iterator[pa.RecordBatch]
     ) -> Generator[pa.RecordBatch, None, None]:
         """Yield the replies to the messages in the first column, in order."""
-        rows: RowBuilder | None = None  # made when it is seen what is kept
+        rows: RowBuilder | None = None  # made once the columns are known
         with bridged(partial(_answer_all, place(self._stage))) as bridge:
             for answer in bridge.cross(_messages(b) for b in batches if b.num_rows):
                 for part in answer.parts():
@@ -219,10 +220,11 @@ class Task:
 
     def _columns_of(self, answer: Outcome) -> dict[str, pa.Array]:
         """
-        Return the rows that an answer gives, by column.
+        Return the rows for an answer, by column.
 
         Raises:
-            StageFailed: If there is no answer to a message, or it is not text.
+            StageFailed: If a message has no reply, or one that is not text, unless the
+                error column can report that.
 
         """
         error, errors = answer.error, None
@@ -255,7 +257,7 @@ class Task:
 
 
 def _messages(batch: pa.RecordBatch) -> Run:
-    """Return the messages of some rows, and beside them what the rows keep."""
+    """Return the messages of some rows, with the columns that are kept, if any."""
     run = column_of(batch.column(0))
     return run if batch.num_columns == 1 else AnnotatedRun(run, kept=batch.column(1))
 
@@ -279,7 +281,7 @@ async def _answer_all(stage: Stage, bridge: Bridge[Outcome]) -> None:
 
 
 def _why(error: Exception) -> str:
-    """Return in short what went wrong with a message."""
+    """Return in short why a message failed."""
     if isinstance(error, WorkerRefusal):
         return error.reason or "refused"
     return first_clause(str(error)) or type(error).__name__

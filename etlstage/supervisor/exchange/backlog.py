@@ -1,8 +1,8 @@
 """
-What all callers have submitted and no worker has taken.
+Messages that callers have submitted and no worker has taken.
 
-Workers come and go: a submission that keeps the order of keys has an owner, who alone
-takes from it, until he is gone or another has less to do.
+A submission that keeps the order of keys, a lane, has an owner: the only worker that
+takes from it, until that worker is gone or another one owns fewer lanes.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ __all__ = ("Backlog",)
 
 class Backlog:
     """
-    What waits for the workers of a stage, each known by its number.
+    The messages that wait for the workers of a stage, which are known by number.
 
     Args:
-        checker: Compares what they reply with what the stage promises, if it does.
+        checker: Compares replies with the contract of the stage; None: it has none.
 
     """
 
     def __init__(self, checker: Checker | None = None) -> None:
         self.checker: Checker | None = checker
         self.submissions: deque[Submission] = deque()
-        """Of all callers; only the backlog changes it."""
+        """The submissions of all callers; only the backlog changes this."""
         self._owners: dict[int, int] = {}  # number of the worker, by id of the lane
         self._dead: EtlstageError | None = None
         self._workers: set[int] = set()
@@ -38,25 +38,25 @@ class Backlog:
         self.in_step: bool = False
         """The workers are given one exchange at a time, and each is proven."""
         self.life: float = math.inf
-        """Messages behind which workers were lost, the last ones above all."""
+        """Messages until a process was lost, on average; recent losses count most."""
         self.answered: bool = False
-        """Some worker has ever answered."""
+        """Whether any worker has ever answered."""
         self.unknown_outcomes: int = 0
         """How often a worker may have processed a message that it has not answered."""
         self.suspects: deque[Exchange] = deque()
-        """What workers were lost with; a fresh worker tries it, alone."""
+        """Exchanges that workers were lost with; a fresh worker tries each alone."""
         self.orphaned: bool = False
-        """A worker is gone for good: what it was to try, others must."""
+        """A worker is gone for good: other workers must try what it was to try."""
 
     def join(self, worker: int) -> None:
-        """Let a worker own what keeps an order."""
+        """Let a worker own lanes."""
         self._workers.add(worker)
 
     def leave(self, worker: int, *, failed: bool = True) -> None:
         """
-        Give what a worker owns to others: it is not started again.
+        Release the lanes of a worker that is not started again.
 
-        ``failed``: it is missed, and no fresh one may come in its place.
+        ``failed``: it was not let go, and no fresh worker may come in its place.
         """
         self._workers.discard(worker)
         self.orphaned = self.orphaned or failed
@@ -78,7 +78,7 @@ class Backlog:
 
     @property
     def occupied(self) -> bool:
-        """Whether anything that was submitted is not finished."""
+        """Whether any submission is open."""
         return bool(self.submissions)
 
     @property
@@ -100,7 +100,7 @@ class Backlog:
 
     @property
     def demand(self) -> int:
-        """How many messages wait that one more worker might take."""
+        """How many waiting messages one more worker might take."""
         lanes = Counter(self._owners.values())
         suspects = sum(s.left for s in self.suspects if not s.submission.keyed)
         return suspects + sum(
@@ -111,11 +111,11 @@ class Backlog:
 
     @property
     def closed(self) -> bool:
-        """Whether all has ended, and nothing is tried again."""
+        """Whether everything was ended with an error: nothing is tried again."""
         return self._dead is not None
 
     def go_in_step(self, messages: float = math.inf) -> None:
-        """Go in lock-step from now on, or for so many messages."""
+        """Go in lock-step from now on, or for that many messages."""
         self._steps = max(self._steps, messages)
         self.in_step = self._steps > 0
 
@@ -126,26 +126,26 @@ class Backlog:
             self.in_step = self._steps > 0
 
     def record_loss(self, messages: int) -> None:
-        """Record that a process was lost after so many messages."""
+        """Record that a process was lost after that many messages."""
         if messages:
             known = self.life < math.inf
             self.life = (self.life + messages) / 2 if known else messages
 
     def in_turn(self, worker: int) -> list[Submission]:
-        """Return what a worker may take messages from; callers are first by turns."""
+        """Return the submissions that a worker may take from; callers take turns."""
         self.submissions.rotate(-1)
         turn: list[Submission] = []
         for s in self.submissions:
             if s.waiting and s.takeable and (not s.keyed or self._may_take(worker, s)):
-                turn.append(s)  # noqa: PERF401 - a comprehension is a call more
+                turn.append(s)  # noqa: PERF401 - a comprehension is one more call
         return turn
 
     def has_suspect(self, worker: int) -> bool:
-        """Return whether there is something for worker number ``worker`` to try."""
+        """Return whether there is a suspect for worker number ``worker`` to try."""
         return any(self._may_take(worker, s.submission) for s in self.suspects)
 
     def take_suspect(self, worker: int) -> Exchange | None:
-        """Remove and return what worker number ``worker`` is to try, if anything."""
+        """Remove and return the suspect that ``worker`` is to try, if any."""
         for number, suspect in enumerate(self.suspects):
             if self._may_take(worker, suspect.submission):
                 del self.suspects[number]
@@ -153,7 +153,7 @@ class Backlog:
         return None
 
     def fail(self, error: EtlstageError) -> None:
-        """End everything with ``error``: there is no worker left."""
+        """End everything with ``error``, now and later: no worker can take it."""
         self._dead = error
         while self.suspects:
             self.suspects.popleft().fail(error)
@@ -164,14 +164,14 @@ class Backlog:
         return not submission.keyed or self._owner(submission, worker) == worker
 
     def _owner(self, submission: Submission, asking: int) -> int | None:
-        """Return who takes from a lane; what is in flight keeps it where it is."""
+        """Return the owner of a lane, which keeps it while any message is in flight."""
         owner = self._owners.get(id(submission))
         lanes = Counter(self._owners.values())
         if owner not in self._workers:
             if not self._workers:
                 return None
             owner = min(self._workers, key=lambda n: (lanes[n], n != asking, n))
-        # It is taken and never given: the new owner would not be woken.
+        # Only the asking worker can become the owner: another would not be woken.
         elif self._is_free(submission, lanes, lanes[asking]):
             owner = asking if asking in self._workers else owner
         self._owners[id(submission)] = owner
@@ -180,9 +180,9 @@ class Backlog:
     def _is_free(
         self, submission: Submission, lanes: Counter[int], owned: int = 0
     ) -> bool:
-        """Return whether who owns so many lanes may take this one from its owner."""
+        """Return whether a worker that owns ``owned`` lanes may take over this one."""
         owner = self._owners.get(id(submission))
         if owner not in self._workers:
             return True
-        # Without a gain of two it would wander between workers that have equally much.
+        # With a difference of one, a lane would wander between workers.
         return not submission.in_flight and lanes[owner] > owned + 1

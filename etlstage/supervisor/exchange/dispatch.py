@@ -1,14 +1,14 @@
 """
-What one worker is given, and what becomes of it.
+The exchanges of one worker: what it is given, and what becomes of that.
 
-The link asks :meth:`Dispatcher.next` what to send and reports what has ended; all of it
-is in the words of the dialect's events, in which each exchange has a number. There is
-no I/O, and no session. What is given next is decided in ``giving.py``, who has it is
-kept in ``table.py``, and what becomes of what was lost or refused in ``retry.py``.
+The link asks :meth:`Dispatcher.next` what to send, and reports what has ended. Both are
+in terms of the dialect's events, in which each exchange has a number. There is no I/O
+and no session here. ``giving.py`` decides what is given next, ``table.py`` keeps what
+is open, and ``retry.py`` decides what becomes of exchanges that were lost or refused.
 
-An exchange ends when its dialect decides so: one that was answered may be open for long,
-where it is not known yet whether the answer is right. The number of replies that are
-outstanding distinguishes the two: the oldest of what is open was answered.
+The dialect decides when an exchange ends. An answered exchange may stay open for long,
+while it is not known yet whether the answer is right. The number of outstanding replies
+tells which were answered: all open exchanges except that many of the newest.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ __all__ = ("Answered", "Dispatcher")
 
 
 class Answered(NamedTuple):
-    """What some exchanges that ended were about."""
+    """Totals of some exchanges that ended."""
 
     exchanges: int = 0
     messages: int = 0
@@ -60,23 +60,23 @@ class Answered(NamedTuple):
 
 @dataclass(slots=True)
 class _Begun:
-    """What has come of a reply."""
+    """The part of a reply that was received so far."""
 
     outputs: list[bytes] = field(default_factory=list)
     cost: int = 0
-    """Bytes of memory that these take."""
+    """Bytes of memory that the outputs take."""
 
 
 class Dispatcher:
     """
-    Has the exchanges of one worker, from the first to the last of its life.
+    Holds the exchanges of one worker process over its whole life.
 
     Attributes:
-        open: What has not ended.
-        dialogues: What callers keep open, by number; they have turns.
+        open: The exchanges that have not ended.
+        dialogues: Exchanges that callers keep open, by number; they take turns.
         given: Messages that the process was given in its life.
-        bound: Bytes of replies that the caller wants to wait at most, who was given
-            to last.
+        bound: Bytes of replies that may wait at most, as the caller of the exchange
+            that was opened last has it.
 
     """
 
@@ -95,16 +95,16 @@ class Dispatcher:
         self._batches = shape.batches
         self._commits = shape is Shape.COMMITTED
         self.open: Table = Table()
-        self._begun: dict[int, _Begun] = {}  # replies that go on
-        self._slow: dict[int, float] = {}  # seconds that replies took, by number
+        self._begun: dict[int, _Begun] = {}  # incomplete replies, by number
+        self._slow: dict[int, float] = {}  # seconds that slow replies took, by number
         self.dialogues: dict[int, Dialogue] = {}
-        self._last = 0  # a number that was sent is never used again
+        self._last = 0  # number used last; one that was sent is never used again
         self._answered_any = False
-        self._adding = False  # what was sent last goes on with a batch
+        self._adding = False  # what was sent last continues a batch
 
     @property
     def held(self) -> int:
-        """Messages that the worker has, and whose outcome is not known for sure."""
+        """Number of messages that the worker has and whose outcome is not certain."""
         if self._streams:
             return 0  # nothing was given to it
         if not self._batches:
@@ -112,7 +112,7 @@ class Dispatcher:
         return sum(len(item.exchange.messages) for item in self.open.ranges)
 
     def answered(self, owed: int) -> int:
-        """Return how many messages have been answered, of what has not ended."""
+        """Return how many messages of the open exchanges have been answered."""
         count = self.open.count - owed
         if not self._batches or not self._in_order:
             return count
@@ -121,24 +121,24 @@ class Dispatcher:
 
     @property
     def stalled(self) -> bool:
-        """Whether no more outputs are to be read before some are consumed."""
+        """Whether reading has to wait until some outputs are consumed."""
         ranges = self.open.ranges
         if not ranges:
-            return self._streams  # before a round begins, what comes belongs to none
+            return self._streams  # before a round begins, output has no place to go
         if self._in_order:
             return ranges[0].exchange.submission.over_limit
         return any(item.exchange.submission.over_limit for item in ranges)
 
     @property
     def abandoned(self) -> bool:
-        """Whether the worker is busy for a caller that is gone, and can't cancel it."""
+        """Whether the worker is busy with a round whose caller is gone."""
         ranges = self.open.ranges
         caller = ranges[0].exchange.submission if ranges else None
         return isinstance(caller, Round) and caller.abandoned
 
     @property
     def oldest(self) -> float | None:
-        """When the exchange was opened that has been open for longest, in seconds."""
+        """When the oldest open exchange was opened, in seconds; None: none is open."""
         return self.open.ranges[0].since if self.open.ranges else None
 
     # --- what is sent ---------------------------------------------------------
@@ -147,7 +147,8 @@ class Dispatcher:
         """
         Return what to send, or None if there is nothing to do now.
 
-        There is ``room`` for so many more exchanges; where the worker asks, messages.
+        ``room`` is how many more exchanges may be opened, or, if the worker asks for
+        each message, how many messages it may be given.
         """
         if self._asks and owed:
             return self._fill(now) if room >= 1 else None
@@ -155,13 +156,13 @@ class Dispatcher:
         return None if exchange is None else self._begin(exchange, now)
 
     def refused(self, error: InvalidMessage) -> None:
-        """Take back what was to be sent last: a message of it can't be."""
+        """Take back what was to be sent last: one of its messages can't be sent."""
         if self._adding:
             batch = self.open.ranges[-1]
             before, culprit = batch.exchange.split(len(batch.exchange.messages) - 1)
             batch.exchange = before
             self.given -= 1
-            self.giving.cut = True  # what came next can't be sent
+            self.giving.cut = True  # the batch ends before the unsendable message
         else:
             range_ = self.open.pop()
             self._last = range_.first - 1  # nothing was sent: no number was used
@@ -173,7 +174,7 @@ class Dispatcher:
         culprit.fail(InvalidMessage(text, index=0))
 
     def next_added(self) -> Added | None:
-        """Return, once, what a caller adds to its exchange; each has its turn."""
+        """Return, once, what a caller adds to its exchange; callers take turns."""
         id_ = next((i for i, one in self.dialogues.items() if one.has_input), None)
         if id_ is None:
             return None
@@ -182,7 +183,7 @@ class Dispatcher:
         return Added(id_, chunks, ended)
 
     def cancellations(self) -> list[Cancelled]:
-        """Return, once, what cancels exchanges whose callers are gone."""
+        """Close exchanges whose callers are gone; return, once, what cancels them."""
         gone = [
             Cancelled(id_, *caller.cancel_reason)
             for item in self.open.ranges
@@ -194,11 +195,11 @@ class Dispatcher:
             self._close(cancelled.id)
         return gone
 
-    # --- what comes -------------------------------------------------------------
+    # --- what is received -------------------------------------------------------
 
     def added(self, id_: int, outputs: Run) -> None:
         """
-        Take outputs of an exchange that has not ended; one that is gone has none.
+        Take outputs of an exchange that has not ended; ignore them if it is not open.
 
         Raises:
             PayloadTooBig: If they take more memory than a reply may.
@@ -222,14 +223,14 @@ class Dispatcher:
         self, event: Ended, reply_size: int, refused: Refusals | None = None
     ) -> Answered:
         """
-        Deliver what has ended, and return what that was about, but what is tried again.
+        Deliver exchanges that have ended; return totals of all that is not tried again.
 
-        Of what is not open nothing is taken. ``reply_size`` is the memory of the replies,
-        in bytes; ``refused`` has those exchanges that the worker rejected.
+        Exchanges that are not open are ignored. ``reply_size`` is the memory that the
+        replies take, in bytes; ``refused`` has the exchanges that the worker rejected.
         """
         first, groups, before = event.first, event.groups, self.open.count
         messages = size = 0
-        rest = reply_size  # goes with the first
+        rest = reply_size  # attributed to the first part
         for part in self.open.end(first, len(groups)):
             at, many = part.first - first, part.many
             some = groups if many == len(groups) else groups[at : at + many]
@@ -262,7 +263,7 @@ class Dispatcher:
         return Answered(count, messages, size, reply_size)
 
     def time_oldest(self, owed: int, seconds: float) -> None:
-        """Keep how long the oldest of ``owed`` exchanges took, if that was too long."""
+        """Record how long the oldest of ``owed`` exchanges took, if too long."""
         checker = self._backlog.checker
         if checker is not None and checker.is_slow(seconds):
             numbers = chain.from_iterable(item.numbers for item in self.open.ranges)
@@ -270,7 +271,7 @@ class Dispatcher:
             self._slow[number] = seconds
 
     def time_each(self, event: Ended, now: float) -> None:
-        """Keep how long each that has ended was open, if that was too long."""
+        """Record how long each exchange that has ended was open, if too long."""
         if (checker := self._backlog.checker) is None:
             return
         for number in range(event.first, event.first + len(event.groups)):
@@ -280,21 +281,21 @@ class Dispatcher:
 
     def expired(self, now: float, limit: float) -> list[int]:
         """Return the exchanges that have been open for ``limit`` seconds or longer."""
-        # In the words in which the deadline was set: the difference may be rounded to
-        # what has not come yet, and the deadline would ring for ever.
+        # Computed as the deadline was set: the difference of the times may be rounded
+        # below the limit, and then the deadline would ring for ever.
         ranges = self.open.ranges
         late = [item.numbers for item in ranges if item.since + limit <= now]
         return list(chain.from_iterable(late))
 
     def postpone(self, seconds: float, now: float) -> None:
-        """Give all that is open more time: nothing was read for so long."""
+        """Give all open exchanges ``seconds`` more: nothing was read meanwhile."""
         for item in self.open.ranges:
             item.since = min(item.since + seconds, now)
 
     # --- losses -------------------------------------------------------------------
 
     def fail_all(self, error: EtlstageError, owed: int) -> int:
-        """End all that the worker holds with ``error``; return how much it was."""
+        """End all messages that the worker holds with ``error``; return how many."""
         count = self.held
         for exchange in (*self._let_go(owed), *self.giving.unsent()):
             exchange.fail(error)
@@ -310,23 +311,23 @@ class Dispatcher:
         mispaired: int | None = None,
     ) -> Loss:
         """
-        Let others try what the worker held: it is lost.
+        Let other workers try what a lost worker held.
 
         Args:
-            attempt: How it was lost.
+            attempt: How the worker was lost.
             error: Makes the error of a message from all attempts at it.
-            owed: Exchanges that it had not answered.
+            owed: Number of exchanges that it had not answered.
             untouched: Whether the worker had read nothing of what it was given.
-            mispaired: How many exchanges can't be matched to replies, the oldest that
-                are open; None if it was not lost for that.
+            mispaired: How many exchanges, the oldest open ones, can't be matched to
+                replies; None if it was not lost for that reason.
 
         """
         if mispaired is not None:
-            owed = self.open.count - mispaired  # what it wrote too much counts for none
+            owed = self.open.count - mispaired  # surplus replies answer no exchange
         ids = list(self.dialogues)
         kept = [part.of.exchange for id_ in ids for part in self.open.end(id_, 1)]
         self.dialogues.clear()
-        # Of what is left, none is known for sure to be at fault.
+        # With a dialogue open, no other exchange is certain to be at fault.
         self._answered_any = self._answered_any or bool(kept)
         if self._stage.kind is StageKind.EXTRACT:
             return self._lose_rounds(
@@ -342,7 +343,7 @@ class Dispatcher:
         return Loss(held, retried, loss.failed + own.failed, loss.tries)
 
     def lose_one(self, id_: int, attempt: Attempt, error: LastError) -> Loss:
-        """Have one exchange tried again, which was cancelled; the worker lives on."""
+        """Have one cancelled exchange tried again; the worker lives on."""
         exchange = self._close(id_)
         assert exchange is not None, "what is not open can't be cancelled"
         self._backlog.unknown_outcomes += exchange.left
@@ -355,7 +356,7 @@ class Dispatcher:
             return self._lose_rounds([exchange], attempt, error)
         retries, batches = self._stage.on_error.retries, self._batches
         found = judge([exchange], attempt, retries=retries, batches=batches, first=True)
-        # No fresh worker need come for it: this one lives, and others don't suffer.
+        # It needs no fresh worker: this one lives, and no other message is affected.
         return carry_out(found, exchange.left, error, self.giving.retried)
 
     # --- inside -------------------------------------------------------------------
@@ -382,7 +383,7 @@ class Dispatcher:
             return Opened(first, (), each=False, ended=False, event=caller.event)
         if self._batches:
             return Opened(first, messages, each=False, ended=not self._asks)
-        self.giving.filled = False  # who reads has waited for it, and is to look again
+        self.giving.filled = False  # the reader has waited for this: look again
         return Opened(first, (), each=False)
 
     def _fill(self, now: float) -> Added | None:
@@ -398,7 +399,7 @@ class Dispatcher:
     def _outcome(
         self, part: RangePart, groups: Groups, reply_size: int, refused: Refusals | None
     ) -> tuple[Exchange, Outcome]:
-        """Return what ended of what was opened at once, and what became of it."""
+        """Return the exchange that a part belongs to, and the part's outcome."""
         range_, first, many = part
         exchange = range_.exchange
         messages, start, size = exchange.messages, exchange.start, exchange.size
@@ -407,7 +408,7 @@ class Dispatcher:
             start += at
             left = len(messages) - at
             messages = messages[at : at + many]
-            if self._in_order:  # what is left of it is one piece
+            if self._in_order:  # what is left is one piece
                 size = size * many // left
                 exchange.size -= size
                 exchange.at = at + many
@@ -425,8 +426,8 @@ class Dispatcher:
     def _take_no(
         self, exchange: Exchange, outcome: Outcome, slow: Mapping[int, float]
     ) -> list[Exchange]:
-        """End what a worker refused, or have it tried again; return that."""
-        # To try a round again would double what was passed on already.
+        """End what a worker refused, or have it tried again; return the latter."""
+        # Trying a round again would duplicate what was passed on already.
         streams = isinstance(exchange.submission, Round)
         retries = 0 if streams else self._stage.on_error.retries_refused
         ended, again = refused(exchange, outcome, retries=retries)
@@ -436,7 +437,7 @@ class Dispatcher:
         return again
 
     def _slow_in(self, part: RangePart) -> dict[int, float]:
-        """Return, once, how long replies took, by the messages' places."""
+        """Return, once, how long slow replies took, by the messages' places."""
         place = part.of.exchange.start - part.of.began
         numbers = range(part.first, part.first + part.many)
         return {n + place: self._slow.pop(n) for n in numbers if n in self._slow}
@@ -466,7 +467,7 @@ class Dispatcher:
         return None
 
     def _piece(self, range_: OpenRange, id_: int) -> Exchange:
-        """Return one of the exchanges that were opened at once."""
+        """Return one of the exchanges of a range."""
         whole = range_.exchange
         if self._batches or len(whole.messages) == 1:
             return whole
@@ -475,12 +476,12 @@ class Dispatcher:
         return Exchange(whole.submission, whole.start + at, messages, size_of(messages))
 
     def _let_go(self, owed: int) -> list[Exchange]:
-        """Remove and return all that is open, cut where it has not been answered."""
+        """Remove and return all that is open, cut at the first unanswered message."""
         held: list[Exchange] = []
-        answered = self.open.count - owed  # the oldest, where there is an order
+        answered = self.open.count - owed  # the oldest ones, if they end in order
         for item in self.open.ranges:
             if not self._in_order:
-                # Each of them may have been the culprit, and is tried by itself.
+                # Each of them may have been the culprit, and is tried alone.
                 held += [self._piece(item, id_) for id_ in item.numbers]
                 continue
             rest = item.exchange.rest()
@@ -508,7 +509,7 @@ class Dispatcher:
         everything = self._let_go(owed)
         answered, held = _cut(everything, opened - owed, batches=self._batches)
         if self._batches and not self._backlog.closed:
-            # Halves of what was refused: joined again, they would be refused again.
+            # Halves of refused batches: joined again, they would be refused again.
             halves = (e for e in self.giving.retried if not e.submission.abandoned)
             self._backlog.suspects.extend(halves)
             self.giving.retried.clear()
@@ -519,7 +520,7 @@ class Dispatcher:
         if mispaired is not None:
             first = not self._answered_any
             self._backlog.go_in_step()
-            # Which of several is at fault is unknown; what came behind them is not.
+            # It is unknown which of the answered is at fault; those after them are not.
             blamed, innocent = answered, held
         many = len(blamed) if self._batches else sum(e.left for e in blamed)
         if untouched or (many > 1 and mispaired is not None):
@@ -532,11 +533,11 @@ class Dispatcher:
             first=first,
             concurrent=not self._in_order,
         )
-        # What was tried alone is again.
+        # What was tried alone before is tried alone again.
         found.suspects.extend(e for e in innocent if e.attempts)
         found.innocent.extend(e for e in innocent if not e.attempts)
         if self._backlog.closed:
-            # Who should try it? What goes back ends there.
+            # Nothing is tried again; what is given back ends in its submission.
             found.failed.extend(found.suspects)
             found.suspects.clear()
         return carry_out(found, count, error, self._backlog.suspects)
@@ -547,9 +548,10 @@ class Dispatcher:
         """
         Have all that no position covers given again, in the order of its places.
 
-        A suspect that went first, and alone, would be covered by a position in front
-        of what comes before it. So all up to behind the suspects is given one by one;
-        who dies with a single message unanswered shows which it is.
+        If a suspect were tried first, and alone, a position that covers it would also
+        cover messages before it that are not done. So all messages up to the last
+        suspect are given one by one; a worker that dies with a single unanswered
+        message shows which one is at fault.
         """
         count, opened = self.held, self.open.count
         answered, held = _cut(self._let_go(owed), opened - owed, batches=False)
@@ -575,7 +577,7 @@ class Dispatcher:
         *,
         untouched: bool = False,
     ) -> Loss:
-        """Have rounds asked again, as often as a worker is restarted in vain."""
+        """Request rounds again, as often as a worker may be restarted in vain."""
         count = 0 if self._streams else len(rounds)
         tries = self._stage.restart.max
         found, progress = judge_rounds(
@@ -588,7 +590,7 @@ class Dispatcher:
 def _cut(
     held: Iterable[Exchange], answered: int, *, batches: bool
 ) -> tuple[list[Exchange], list[Exchange]]:
-    """Return the exchanges that were answered, so many, and the others."""
+    """Return the first exchanges, which were ``answered``, and the others."""
     before: list[Exchange] = []
     behind: list[Exchange] = []
     for exchange in held:

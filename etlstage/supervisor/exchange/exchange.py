@@ -2,12 +2,12 @@
 One unit of request and reply, from submission to outcome.
 
 Whatever happens to messages inside a stage happens to an :class:`Exchange`: it waits,
-is given to a worker, is answered, or lost with it and tried again. It ends in exactly
-one :class:`Outcome`: done, refused or lost.
+is given to a worker, and is answered, or lost with the worker and tried again. It ends
+in exactly one :class:`Outcome`: done, refused or lost.
 
-A worker that answers message by message has thousands of them at once, so one object
-stands for consecutive exchanges there, and a cursor moves through it: an object for
-each would cost more than the message.
+A worker that answers message by message has thousands of exchanges open at once. There
+one object stands for consecutive exchanges, and a cursor moves through it, because an
+object for each would cost more than the message.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ("NONE_SLOW", "Exchange", "History", "Outcome", "Refusals")
 
 NONE_SLOW: Final[Mapping[int, float]] = MappingProxyType({})
-"""No reply that took longer than it may."""
+"""No reply took longer than it may."""
 
 History: TypeAlias = tuple[tuple[Attempt, ...], int, int]
 """Attempts, tries and refusals of an exchange."""
@@ -40,12 +40,12 @@ class Refusals:
     """
     Which of some messages a worker refused, and why.
 
-    An error for each is made when it is looked at, and not before: a block may hold
-    thousands, and what waits there the garbage collector has to visit.
+    The error of each is made only when it is accessed: a block may hold thousands, and
+    the garbage collector has to visit every object that waits.
 
     Args:
-        places: Of the messages, rising.
-        reasons: Of the worker, for each.
+        places: Places of the messages, rising.
+        reasons: The worker's reason for each.
         error: Makes the error of a message.
 
     """
@@ -70,14 +70,14 @@ class Refusals:
         return zip(self.places, map(self._error, self._reasons), strict=True)
 
     def among(self, start: int, end: int) -> Refusals:
-        """Return those from ``start`` to ``end``, their places counted from there."""
+        """Return those from ``start`` to ``end``, with places relative to ``start``."""
         places = self.places
         mine = slice(bisect_left(places, start), bisect_left(places, end))
         counted = [place - start for place in places[mine]]
         return Refusals(counted, self._reasons[mine], self._error)
 
     def after(self, attempts: tuple[Attempt, ...]) -> Refusals:
-        """Return the same for messages at which others have failed before."""
+        """Return the same for messages at which workers have failed before."""
 
         def error(reason: object) -> EtlstageError:
             again = self._error(reason)
@@ -94,7 +94,7 @@ class Outcome(NamedTuple):
     """Place of the first message in the submission."""
     messages: Run
     groups: Groups
-    """What the worker made of the last messages, each; those before have no output.
+    """The outputs of each of the last messages; those before them have no output.
     A batch is answered as a whole, by the group of its last message."""
     size: int
     """Bytes of the messages."""
@@ -103,7 +103,7 @@ class Outcome(NamedTuple):
     error: EtlstageError | None = None
     """Why there are no outputs: the messages were refused, or lost."""
     refused: Refusals = Refusals()
-    """Of several messages that a worker answered one by one: those that it refused."""
+    """The refused ones of several messages that a worker answered one by one."""
 
     @property
     def failed(self) -> int:
@@ -112,7 +112,7 @@ class Outcome(NamedTuple):
 
     @property
     def errors(self) -> Iterable[EtlstageError | None]:
-        """For each message, why it has no outputs, if it has none for a reason."""
+        """The error of each message; None for one that was answered."""
         if not self.refused.places:
             return repeat(self.error, len(self.messages))
         errors: list[EtlstageError | None] = [None] * len(self.messages)
@@ -121,7 +121,7 @@ class Outcome(NamedTuple):
         return errors
 
     def cut(self, start: int, end: int) -> Outcome:
-        """Return what became of the messages from ``start`` to ``end``."""
+        """Return the outcome of the messages from ``start`` to ``end``."""
         count, error = len(self.messages), self.error
         size, reply_size = (
             whole * end // count - whole * start // count
@@ -133,7 +133,7 @@ class Outcome(NamedTuple):
         return part.refusing(self.refused, start) if self.refused else part
 
     def refusing(self, refused: Refusals, at: int) -> Outcome:
-        """Return the same, with those of ``refused`` that are its own, from ``at``."""
+        """Return the same, with those of ``refused`` from place ``at`` on."""
         mine = refused.among(at, at + len(self.messages))
         if mine and len(self.messages) == 1:
             ((_, error),) = mine
@@ -144,14 +144,15 @@ class Outcome(NamedTuple):
         self, checker: Checker, stage: Stage, slow: Mapping[int, float] = NONE_SLOW
     ) -> Outcome:
         """
-        Return the same, the messages refused whose replies break a contract.
+        Return the same, but refuse messages whose replies break the contract.
 
-        Where mismatches are only counted, it is the same.
+        If mismatches are only counted, the outcome is returned unchanged.
 
         Args:
-            checker: Looks at the replies, and counts.
-            stage: What becomes of them.
-            slow: Seconds that replies took, by their messages' places in the submission.
+            checker: Checks the replies, and counts mismatches.
+            stage: Its ``on_mismatch`` decides what becomes of them.
+            slow: Seconds that replies took, by their messages' places in the
+                submission.
 
         """
         if self.error is not None or (not slow and checker.passes(self.replies)):
@@ -177,7 +178,7 @@ class Outcome(NamedTuple):
         return self._replace(groups=replies).refusing(known, 0)
 
     def parts(self) -> Iterator[Outcome]:
-        """Yield the same in pieces: each answered, or refused as a whole."""
+        """Yield the same in pieces, each of which is answered or refused as a whole."""
         at = 0
         for place in self.refused.places:
             if at < place:
@@ -191,13 +192,13 @@ class Outcome(NamedTuple):
 
     @property
     def replies(self) -> Groups:
-        """For each message, what the worker made of it."""
+        """The outputs of each message."""
         without = len(self.messages) - len(self.groups)
         return [*repeat((), without), *self.groups] if without else self.groups
 
 
 def _itself(error: EtlstageError) -> EtlstageError:
-    """Return an error that was made before."""
+    """Return an error that exists already."""
     return error
 
 
@@ -212,19 +213,19 @@ class Exchange:
     size: int
     """Bytes of the messages that are left."""
     attempts: tuple[Attempt, ...] = ()
-    """The workers that failed at it, oldest first; then it is tried alone."""
+    """Failed attempts at it, oldest first; if there are any, it is tried alone."""
     tries: int = 0
-    """How many of these had it as a single message, and not in a batch."""
+    """How many of the attempts had it as a single message, and not in a batch."""
     refusals: int = 0
     """How often a worker rejected it, as a single message."""
     at: int = 0
-    """Messages in front that are done with: taken from it, or answered."""
+    """Number of leading messages that are done: taken from it, or answered."""
     since: float = 0.0
     """When it was fed, or opened, in seconds."""
 
     @property
     def left(self) -> int:
-        """Messages that are not done with."""
+        """Number of messages that are not done."""
         return len(self.messages) - self.at
 
     @property
@@ -234,12 +235,12 @@ class Exchange:
 
     def take(self, count: int, size: int) -> Exchange:
         """
-        Cut off the first messages that are left: so many and no larger, or one.
+        Cut off up to ``count`` messages and ``size`` bytes that are left; at least one.
 
-        It is the exchange itself if that is all of it.
+        If that is all of the exchange, the exchange itself is returned.
         """
         messages, taken, at = self.messages, self.size, self.at
-        single = len(messages) == 1  # however long: it keeps its history
+        single = len(messages) == 1  # whatever its size: it keeps its history
         if not at and len(messages) <= count and (single or taken <= size):
             return self
         messages = messages[at : at + count]
@@ -259,7 +260,7 @@ class Exchange:
         return Exchange(self.submission, self.next, messages, self.size, *self.history)
 
     def split(self, count: int) -> tuple[Exchange, Exchange]:
-        """Return the first ``count`` messages, and the others; none may be done with."""
+        """Return the first ``count`` messages, and the others; none may be done."""
         assert not self.at, "what is done with can't be split"
         first = self.messages[:count]
         size = size_of(first)
@@ -276,7 +277,7 @@ class Exchange:
 
     @property
     def history(self) -> History:
-        """What it has gone through: attempts, tries and refusals."""
+        """Its attempts, tries and refusals so far."""
         return self.attempts, self.tries, self.refusals
 
     def failed(self, error: EtlstageError) -> Outcome:

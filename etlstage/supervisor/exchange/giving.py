@@ -1,13 +1,13 @@
 """
 What one worker is given next, and when.
 
-In this order: what stood around a message that could not be sent; a suspect, to a
-worker that is idle and fresh; what was refused and is tried again; what callers have
-submitted, by turns. There is no table here and no session: ``dispatch.py`` opens what
+The order is: messages around one that could not be sent; a suspect, if the worker is
+idle and fresh; refused messages that are tried again; messages that callers have
+submitted, in turn. There is no table here and no session: ``dispatch.py`` opens what
 :meth:`Giving.next` returns, and reports how much is open.
 
-A batch is given when it is ripe, or, to a worker that asks for each message, one
-message after the other until it is full, or there is none for too long.
+A batch is given when it is ripe. A worker that asks for each message is given one
+message after the other, until the batch is full or no message has come for too long.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from etlstage.supervisor.exchange.submission import Submission
 
 __all__ = ("SLICE", "Giving", "ripe_at", "take_ripe")
 
-# What is done once for a slice costs as much as a thousand short messages do; but a
-# buffer of more than half a megabyte the allocator gives back to the kernel at once,
-# and to be given fresh pages is dearer than to fill them. A batch of Spark's, 10,000
-# rows of about a hundred bytes, is two slices.
+# The work per slice costs as much as a thousand short messages do. But the allocator
+# returns a buffer of more than half a megabyte to the kernel at once, and getting fresh
+# pages costs more than filling them. A batch of Spark, 10,000 rows of about a hundred
+# bytes, is two slices.
 SLICE: Final = 640 * 1024  # bytes taken at once
 _MOST: Final = 65536  # exchanges opened at once
 
@@ -39,15 +39,15 @@ class Giving:
     Decides what one worker is given.
 
     Attributes:
-        due: When :meth:`next` may have something although nothing new was submitted,
+        due: When :meth:`next` may return something although nothing new was submitted,
             in seconds, or None.
         retiring: Set it to begin nothing new.
-        filled: As much was given last as there was room for: nothing more can be.
-        full: The batch that the worker asks for is to end.
-        cut: Set it to have that end, although the worker may have more.
-        alone: What is owed is a suspect, or a refused batch that is tried again.
-        again: What was taken, and not sent yet.
-        retried: What was refused, or cancelled, and is to be sent once more.
+        filled: The last exchange took all the room: nothing more can be given.
+        full: The batch for which the worker asks is to end.
+        cut: Set it to end that batch although the worker may have more.
+        alone: The worker is busy with a suspect, or a refused batch that is retried.
+        again: Exchanges that were taken and not sent yet.
+        retried: Exchanges that were refused or cancelled, and are to be sent once more.
 
     """
 
@@ -70,17 +70,17 @@ class Giving:
         self._asks = shape is Shape.ASKED_BATCH
         self._in_order = in_order
         self._commits = shape is Shape.COMMITTED
-        # Who has several exchanges may end them in any order: one of each lane.
+        # If exchanges may end in any order, only one of each lane may be open.
         self._one_a_lane = stage.order is Order.KEY and not in_order
         self._fresh = True  # it was given nothing but suspects
-        self._closes_at = 0.0  # a batch that is filled
-        self._rest: Exchange | None = None  # of what is tried alone, by who asks
+        self._closes_at = 0.0  # when the batch that is filled ends, at the latest
+        self._rest: Exchange | None = None  # what to give next of a batch tried alone
 
     @property
     def idle(self) -> bool:
         """Whether there is nothing to give or to end, however much room there is."""
         if self._batches or not self._in_order:
-            return False  # time alone ends what is open
+            return False  # open exchanges may end by time alone
         if self.again or self.retried or self._backlog.suspects:
             return False
         for submission in self._backlog.submissions:  # noqa: SIM110 - quicker
@@ -92,12 +92,12 @@ class Giving:
         """
         Return what to open, or None if there is nothing to do now.
 
-        Of ``opened`` exchanges, the worker has not answered those that are ``owed``; it
+        ``opened`` exchanges are open, of which the worker has not answered ``owed``; it
         may be given ``room`` more.
         """
         self.due, self.filled = None, False
         if not owed:
-            # With the answer, not with the end: what comes next may be what proves it.
+            # Reset by the answer, not the end: the next messages may be its proof.
             self.alone = False
             if self._rest is not None:
                 self._spare_rest()
@@ -113,7 +113,7 @@ class Giving:
         may_try = may_try and (self._fresh or backlog.orphaned)
         if backlog.suspects and may_try and backlog.has_suspect(self._number):
             if opened:
-                return None  # it gets idle: no other may come to try it
+                return None  # wait until it is idle: no other worker may come for it
             self.alone = True
             return self._begun(backlog.take_suspect(self._number))
         if self.alone:
@@ -125,9 +125,10 @@ class Giving:
 
     def more(self, batch: Exchange, now: float) -> Exchange | None:
         """
-        Return the next message of a batch that the worker asks for.
+        Return the next message of a batch for which the worker asks.
 
-        None: the batch is :attr:`full`, or else the worker is to wait, until :attr:`due`.
+        None: the batch is :attr:`full`, or else the worker has to wait, until
+        :attr:`due`.
         """
         self.due, self.filled, self.full = None, False, True
         waiting = batch.submission
@@ -148,11 +149,11 @@ class Giving:
 
     def put_back(self, unsent: Exchange, error: InvalidMessage) -> Exchange:
         """
-        Take back what was to be opened; return the message that can't be sent.
+        Take back an exchange that was to be opened; return its unsendable message.
 
-        ``unsent`` is all that was returned last; ``error`` has which message it is.
+        ``unsent`` is what was returned last; ``error`` has the index of the message.
         """
-        self.filled = False  # for others there is room
+        self.filled = False  # there is room for others
         before, rest = unsent.split(error.index)
         culprit, behind = rest.split(1)
         if self._asks:
@@ -160,14 +161,14 @@ class Giving:
             self._spare_rest()
         parts = [part for part in (before, behind) if part.left]
         if self._batches and behind.left:
-            # They are a batch of their own, for which there may be no room now.
+            # They are a separate batch, for which there may be no room now.
             behind.submission.give_back(parts.pop())
         self.again.extend(parts)
         self.alone = self.alone and bool(parts)
         return culprit
 
     def lost(self, owed: list[Exchange]) -> None:
-        """Join what a lost worker was to be given next to what it had not answered."""
+        """Join the rest of a batch to the part that a lost worker had not answered."""
         self.alone = False
         rest, self._rest = self._rest, None
         if rest is None:
@@ -185,7 +186,7 @@ class Giving:
         return unsent
 
     def _take(self, count: int, now: float) -> Exchange | None:
-        """Take what callers have submitted: one exchange, or many for single messages."""
+        """Take what callers have submitted: a batch, or many single messages."""
         callers = self._backlog.in_turn(self._number)
         if self._one_a_lane:
             callers = [caller for caller in callers if not caller.in_flight]
@@ -209,7 +210,7 @@ class Giving:
         return taken
 
     def _begun(self, exchange: Exchange | None) -> Exchange | None:
-        """Keep all but the first message of what a worker asks for."""
+        """Return the exchange, or its first message if the worker asks for each."""
         if exchange is None or not self._asks:
             return exchange
         self.cut = False
@@ -219,7 +220,7 @@ class Giving:
         return first
 
     def _first(self, waiting: deque[Exchange], count: int) -> Exchange:
-        """Remove and return what waits first, but not more than there is room for."""
+        """Remove and return what waits first, up to ``count`` messages."""
         first = waiting[0]
         taken = first if self._batches else first.take(count, SLICE)
         if taken is first or not first.left:
@@ -227,7 +228,7 @@ class Giving:
         return taken
 
     def _spare_rest(self) -> None:
-        """Give back what the worker did not ask for before it answered."""
+        """Give back messages that the worker did not ask for before it answered."""
         rest, self._rest = self._rest, None
         if rest is not None:
             rest.submission.give_back(rest)
@@ -236,7 +237,7 @@ class Giving:
 def take_ripe(
     submissions: Sequence[Submission], policy: BatchPolicy, now: float
 ) -> tuple[Exchange | None, float | None]:
-    """Return a batch that is ripe, or else when the next one will be, if ever."""
+    """Return a ripe batch, or else the time at which the next one is ripe, if ever."""
     due: float | None = None
     for submission in submissions:
         ripe = ripe_at(submission, policy)
@@ -247,7 +248,7 @@ def take_ripe(
 
 
 def ripe_at(submission: Submission, policy: BatchPolicy) -> float:
-    """Return from when on the waiting messages make a batch, in seconds."""
+    """Return the time from which the waiting messages make a batch, in seconds."""
     if (
         submission.bounded
         or submission.waiting >= policy.size

@@ -1,9 +1,9 @@
 """
 Messages that keep their order by key: each key has one worker.
 
-A :class:`Lanes` looks like one submission to its caller, and like one for each worker
-to the workers: what has one key is in one lane, is processed one after the other and
-answered in order, and waits only for what is before it in its lane.
+To its caller a :class:`Lanes` looks like one submission; to the workers, like one per
+lane. Messages with the same key are in the same lane: they are processed one after the
+other, are answered in order, and wait only for messages before them in their lane.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Lanes:
     """
     One caller's messages, in a lane for each worker, or several.
 
-    Its bounds are those of each lane; see
+    Its bounds apply to each lane; see
     :class:`~etlstage.supervisor.exchange.submission.Submission`.
     """
 
@@ -50,11 +50,11 @@ class Lanes:
             )
             for _ in range(count)
         ]
-        # Of each lane, where its uncollected messages are in the caller's input.
+        # For each lane, the places of its uncollected messages in the caller's input.
         self._places: list[deque[int]] = [deque() for _ in self.lanes]
         self._total = 0
         self.unkeyed: int = 0
-        """Messages in which there was no key."""
+        """Number of messages without a key."""
 
     @property
     def finished(self) -> bool:
@@ -104,13 +104,13 @@ class Lanes:
             lane.withhold()
 
     def mark(self, position: Position) -> None:
-        """Have ``position`` collected behind all messages fed so far."""
+        """Have ``position`` collected after all messages fed so far."""
         for lane in self.lanes:
             lane.mark(position)
 
     def collect(self) -> list[Collected]:
         """
-        Return, once, what is due in each lane, and positions behind all before them.
+        Return, once, what is due in each lane, and positions after all before them.
 
         The messages of an outcome are consecutive, and ``start`` is their place in the
         caller's input.
@@ -131,10 +131,10 @@ class Lanes:
 
 def keys_of(stage: Stage, messages: Run) -> Sequence[int]:
     """
-    Return a number for each message: equal for those with one key.
+    Return a number for each message, equal for messages with the same key.
 
-    A message that is no JSON, or has nothing where the pointer points, has the same
-    key as all others like it.
+    All messages that are not JSON, or have nothing where the pointer points, share one
+    key.
 
     Raises:
         LocalProtocolError: If there are no keys beside the messages, and no pointer.
@@ -163,7 +163,7 @@ def _key(message: bytes, tokens: tuple[str, ...]) -> int:
 
 
 def key_text(message: bytes, tokens: tuple[str, ...]) -> str | None:
-    """Return what a pointer points at in a JSON message, as JSON; None for nothing."""
+    """Return what a pointer points at in a JSON message, as JSON; None: nothing."""
     try:
         value = json.loads(message)
         for token in tokens:
@@ -174,7 +174,7 @@ def key_text(message: bytes, tokens: tuple[str, ...]) -> str | None:
 
 
 def _parts(outcome: Outcome, places: deque[int]) -> Iterator[Outcome]:
-    """Cut an outcome where its messages were not consecutive."""
+    """Cut an outcome where its messages are not consecutive in the caller's input."""
     mine = [places.popleft() for _ in outcome.messages]
     outcome = outcome._replace(groups=outcome.replies)
     at = 0

@@ -1,17 +1,19 @@
 """
-What becomes of the messages that a worker was lost with, or refused.
+What becomes of messages that a lost worker held, or that a worker refused.
 
 The oldest exchange is the suspect: a worker that answers in order was busy with it. It
-is tried again alone. Those behind it were only sent ahead: they go back to where they
-came from. A worker with several exchanges under way may have died of any of them: all
-are suspects, and each is tried alone. A batch that was lost alone is halved; a message
-that was lost more often than it may be, the last time as the only thing that its
-process was ever given, has failed. So nothing is blamed for what another message did.
+is tried again alone. Exchanges after it were only sent ahead: they go back to where
+they came from. A worker with several concurrent exchanges may have died of any of them:
+all are suspects, and each is tried alone. A batch that was lost alone is halved. A
+message fails if it was lost more often than it may be, the last time as the only
+message that its process was ever given. So no message is blamed for what another one
+did.
 
-What a worker had not even begun to read can't have killed it, and is no suspect.
+Messages that a worker had not even begun to read can't have killed it: they are not
+suspects.
 
-A worker that refuses a batch does not report whose fault it is: it is halved, too, until
-a single message is refused, and no worker need be fresh for that.
+A worker that refuses a batch does not report which message is at fault. So the batch is
+halved, too, until a single message is refused; that needs no fresh worker.
 """
 
 from __future__ import annotations
@@ -41,18 +43,18 @@ LastError: TypeAlias = Callable[[tuple[Attempt, ...]], EtlstageError]
 
 
 class Loss(NamedTuple):
-    """What a lost worker held."""
+    """What a lost worker held, and what becomes of it."""
 
     held: int
-    """Messages."""
+    """Number of messages."""
     retried: int
-    """How many of them others are to try."""
+    """How many of them other workers are to try."""
     failed: int = 0
     """How many of them have failed for good."""
     tries: int = 0
-    """How often the one that is suspected now has failed; 0 for a batch, or none."""
+    """How often the current suspect has failed; 0 for a batch, or if there is none."""
     progress: bool = False
-    """Whether outputs came that no worker before it had given, in a round."""
+    """Whether a round got outputs that no worker before had given."""
 
 
 class Judgement(NamedTuple):
@@ -61,7 +63,7 @@ class Judgement(NamedTuple):
     suspects: list[Exchange]
     """To be tried alone, in this order."""
     innocent: list[Exchange]
-    """To be given again as if nothing had been."""
+    """To be given again as if nothing had happened."""
     failed: list[Exchange]
     """To be ended with an error."""
 
@@ -79,12 +81,13 @@ def judge(
     Return what becomes of what a lost worker held.
 
     Args:
-        held: What it had not answered, oldest first; what was tried alone is all of it.
+        held: What it had not answered, oldest first; an exchange that was tried alone
+            is the only one.
         attempt: How the worker was lost.
         retries: How often a single message may be lost beyond the first time.
         batches: Whether each of ``held`` is one exchange, and not one for each message.
         first: Whether the process was given nothing before what it held.
-        concurrent: Whether all of ``held`` were under way at once.
+        concurrent: Whether the worker processed all of ``held`` concurrently.
 
     """
     if not held:
@@ -110,9 +113,10 @@ def judge_rounds(
     rounds: Sequence[Exchange], attempt: Attempt, *, retries: int, untouched: bool
 ) -> tuple[Judgement, bool]:
     """
-    Return what becomes of rounds of extraction, and whether one got further.
+    Return what becomes of rounds of extraction, and whether one made progress.
 
-    One may be lost in vain ``retries`` times beyond the first; not in vain, always.
+    A round may be lost without progress ``retries`` times beyond the first; with
+    progress, any number of times.
     """
     found, progress = Judgement([], [], []), False
     for exchange in rounds:
@@ -135,16 +139,16 @@ def carry_out(
     found: Judgement, held: int, error: LastError, suspects: deque[Exchange]
 ) -> Loss:
     """
-    Have each exchange go where it belongs: what is tried alone to ``suspects``.
+    Carry out a judgement; what is to be tried alone goes to ``suspects``.
 
-    Returns what that was, of the ``held`` messages; ``error`` makes the errors of those
+    Returns what became of the ``held`` messages; ``error`` makes the errors of those
     that have failed.
     """
     for exchange in found.innocent:
         exchange.submission.give_back(exchange)
-    # What a caller that is gone has submitted is not tried again.
+    # Messages whose caller is gone are not tried again.
     wanted = [s for s in found.suspects if not s.submission.abandoned]
-    # In front: a fresh worker gives its verdict on the first one only.
+    # First in the queue: a fresh worker gives a verdict on the first one only.
     suspects.extendleft(reversed(wanted))
     for exchange in found.failed:
         exchange.fail(error(exchange.attempts))
@@ -157,10 +161,10 @@ def refused(
     exchange: Exchange, outcome: Outcome, *, retries: int
 ) -> tuple[list[Outcome], list[Exchange]]:
     """
-    Return of an exchange what has ended, and what is to be tried again.
+    Return what has ended of an exchange with refusals, and what is to be tried again.
 
-    ``outcome`` has refusals; a single message may be refused ``retries`` times beyond
-    the first.
+    ``outcome`` has the refusals; a single message may be refused ``retries`` times
+    beyond the first.
     """
     if outcome.error is None and not retries:
         if exchange.attempts:

@@ -2,16 +2,17 @@
 Exchanges whose outputs are passed on as they come: rounds and dialogues.
 
 A *round* is one request to extract, whatever becomes of the workers that answer it.
-Its outputs are passed on as they come, for a reply may be larger than memory. So when
-a worker is lost in the middle, some of them are gone already. Another worker is asked
-for the same, and what it gives again is left out: a range gives the same messages each
-time. That it does so is checked, by the sizes and a checksum of what was passed on.
+Its outputs are passed on as they come, as a reply may be larger than memory. So when a
+worker is lost in the middle, some outputs have been passed on already. Another worker
+gets the same request, and what it repeats is left out: a range gives the same messages
+each time. That is checked by the sizes and a checksum of what was passed on.
 
-How often that is tried is decided in ``dispatch.py``.
+``dispatch.py`` decides how often a round is tried.
 
-A *dialogue* is an exchange that its caller keeps open: both sides speak when they like.
-What the caller adds waits here until the link has room for it, and what the worker
-answers until the caller takes it; both are bounded, and then the other side waits.
+A *dialogue* is an exchange that its caller keeps open: both sides send at any time.
+Input from the caller waits here until the link has room for it, and output of the
+worker until the caller takes it. Both are bounded: a full buffer makes the other side
+wait.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ __all__ = ("Dialogue", "Repeat", "Round")
 
 
 class Repeat(Enum):
-    """What becomes of a round whose worker was lost when it had outputs already."""
+    """What becomes of a round whose worker was lost after it had given outputs."""
 
     NEVER = "never"
-    """It has failed: another worker might give something else."""
+    """The round fails: another worker might give other messages."""
     ANEW = "anew"
-    """It is asked again, and what was passed on may come twice."""
+    """It is requested again; messages that were passed on may come twice."""
     BEHIND = "behind"
-    """It is asked again, and what was passed on is left out: it must be the same."""
+    """It is requested again; what was passed on must be repeated, and is left out."""
 
 
 class Round(Submission):
@@ -48,15 +49,15 @@ class Round(Submission):
 
     Args:
         on_outcome: Called when :meth:`outputs` has something new, or the round ended.
-        request: What the worker is asked with; one that is not asked reads nothing.
-        max_unread: Bytes of outputs that may lie here until no more are read.
-        repeat: What to do about outputs that were passed on when the worker is lost.
-        stage: Its name, for errors.
+        request: Text of the request; in shape STREAM, workers are sent none.
+        max_unread: Bytes of uncollected outputs, beyond which no more are read.
+        repeat: What to do if the worker is lost after outputs were passed on.
+        stage: Name of the stage, for errors.
 
     """
 
     cancel_reason: tuple[int, str] = 0, "the caller has gone"
-    """Code and reason that a worker is sent when its caller is gone."""
+    """Code and reason that the worker is sent when the caller is gone."""
 
     def __init__(
         self,
@@ -71,9 +72,9 @@ class Round(Submission):
         self._outputs: deque[Run] = deque()
         self._repeat = repeat
         self._stage = stage
-        self._given = 0  # outputs, by the worker that has it now
+        self._given = 0  # outputs of the worker that has it now
         self._print = (0, 0)  # and their checksum
-        self._known = 0  # the same, of all that were lost
+        self._known = 0  # the most outputs that lost workers gave, and their checksum
         self._known_print = (0, 0)
         self.error: EtlstageError | None = None
         """Why the round has ended early."""
@@ -87,14 +88,14 @@ class Round(Submission):
 
     @property
     def repeatable(self) -> bool:
-        """Whether another worker may be asked."""
+        """Whether another worker may be given the request."""
         return self._repeat is not Repeat.NEVER or not self._given
 
     def rewind(self) -> bool:
         """
         Expect all outputs again, from another worker.
 
-        Returns whether the one that was lost got further than all before it.
+        Returns whether the worker that was lost got further than all before it.
         """
         further = self._repeat is Repeat.BEHIND and self._given > self._known
         if further:
@@ -105,7 +106,7 @@ class Round(Submission):
     def deliver(self, outcome: Outcome) -> None:
         """Take the outcome: the end of the round."""
         outputs = joined(outcome.groups)
-        if len(outputs):  # where EOP is EOM the end is the only message
+        if len(outputs):  # if EOP is EOM, the end carries the only message
             self._outputs.append(outputs)
         elif outcome.error is None and self._given < self._known:
             self._fail(f"{counted(self._given, 'message')}, and ended")
@@ -152,7 +153,7 @@ class Round(Submission):
         return outputs
 
     def _fail(self, found: str) -> None:
-        """End the round: what was passed on is not what comes now."""
+        """End the round: the repeated messages differ from those passed on."""
         self.error = SourceFailed(
             f"stage {self._stage}: a worker was lost when it had given {self._known}"
             f" messages of a range; asked for it again, another gave {found}: a range"
@@ -164,13 +165,13 @@ class Round(Submission):
 
 class Dialogue(Round):
     """
-    One exchange of a caller and a worker; it counts as one message.
+    One exchange between a caller and a worker; it counts as one message.
 
     Args:
         on_change: Called when something has come, or was taken, and at the end.
-        event: What the worker is asked for; empty: by the stage.
-        max_waiting: Bytes that may wait in either direction; when there are more,
-            nothing is read, and the caller is to send no more.
+        event: The event that is requested; empty: as the stage has it.
+        max_waiting: Bytes that may wait in either direction; beyond that, nothing is
+            read from the worker, or the caller is to send no more.
 
     """
 
@@ -190,7 +191,7 @@ class Dialogue(Round):
 
     @property
     def repeatable(self) -> bool:
-        """Whether another worker may be asked: input that was taken is gone."""
+        """Whether another worker may be given it: input that was taken is gone."""
         return super().repeatable and not self._taken
 
     @property
@@ -209,13 +210,13 @@ class Dialogue(Round):
         return bool(self._input) or (self.ended and not self._end_taken)
 
     def write(self, chunk: bytes) -> None:
-        """Add to the input of the worker; it is dropped if the worker has ended."""
+        """Add to the input of the worker; drop it if the exchange has ended."""
         if not self.over:
             self._input.append(chunk)
             self._cost += cost_of([chunk])
 
     def end(self) -> None:
-        """Send no more."""
+        """End the input."""
         self.ended = True
 
     def take_input(self) -> tuple[list[bytes], bool]:
@@ -226,7 +227,7 @@ class Dialogue(Round):
         return chunks, self.ended
 
     def abandon(self) -> None:
-        """Drop all that waits, and wake who waits for it."""
+        """Drop all that waits, and wake the task that waits for it."""
         super().abandon()
         self._input, self._cost = [], 0
         self._on_outcome()
@@ -234,15 +235,15 @@ class Dialogue(Round):
 
 @runtime_checkable
 class _Knows(Protocol):
-    """A run, such as a column, that need not be taken apart for it."""
+    """A run, such as a column, that computes the checksum without being taken apart."""
 
     def fingerprint(self, before: tuple[int, int]) -> tuple[int, int]:
-        """Return a checksum of these messages, continued from that of those before."""
+        """Return a checksum of these messages, continued from ``before``."""
 
 
 def _fingerprint(messages: Run, before: tuple[int, int]) -> tuple[int, int]:
-    """Return a checksum of these messages, continued from that of those before."""
+    """Return a checksum of these messages, continued from ``before``."""
     if isinstance(messages, _Knows):
         return messages.fingerprint(before)
-    sizes = array("i", list(map(len, messages)))  # an iterator is dearer
+    sizes = array("i", list(map(len, messages)))  # faster than from an iterator
     return crc32(sizes, before[0]), crc32(b"".join(messages), before[1])

@@ -1,12 +1,13 @@
 """
-One caller's messages: on their way to the workers, and their outcomes on the way back.
+One caller's messages on their way to the workers, and their outcomes on the way back.
 
-A submission moves runs and counters, knows no clock and does no I/O: who waits for
-it is called back. In which order its outcomes are collected is an object of its own.
+A submission moves runs and counters; it has no clock and does no I/O. Its caller waits
+for a callback. A separate object determines the order in which outcomes are collected.
 
-A position is a barrier: no outcome of what was fed behind it is collected before it,
-also where outcomes come in any order, and no batch has messages of both its sides.
-What is held behind an open barrier counts as unread, so it is bounded like all else.
+A position is a barrier: outcomes of messages after it are not collected before the
+position itself, even if outcomes come in any order, and no batch has messages from both
+sides of it. Outcomes that are held back after an open barrier count as unread, so they
+are bounded like all others.
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ class InputOrder:
         self._next = 0  # place of the first message that was not collected
 
     def add(self, outcome: Outcome, limit: float) -> bool:
-        """Add an outcome; return whether it is one that may be collected."""
+        """Add an outcome; return whether it may be collected now."""
         self._outcomes[outcome.start] = outcome
         return outcome.start == self._next
 
     def collectable(self, limit: float) -> bool:
-        """Return whether there are outcomes in front of the position at ``limit``."""
+        """Return whether there are outcomes due before the position at ``limit``."""
         return self._next in self._outcomes and self._next < limit
 
     def collect(self, limit: float) -> list[Outcome]:
-        """Return, once, the outcomes in front of the position at ``limit``."""
+        """Return, once, the outcomes due before the position at ``limit``."""
         collected: list[Outcome] = []
         while self._next < limit:
             outcome = self._outcomes.pop(self._next, None)
@@ -53,41 +54,41 @@ class InputOrder:
         return collected
 
     def awaits(self, place: int, limit: float) -> bool:
-        """Return whether the caller can't go on without the message at ``place``."""
+        """Return whether the caller can't continue without the message at ``place``."""
         return place == self._next
 
     def release(self, limit: float) -> None:
-        """Let what is in front of ``limit`` be collected, the next position."""
+        """Let outcomes before the next position, at ``limit``, be collected."""
 
 
 class AnyOrder:
-    """Outcomes are collected as they come, between the positions around them."""
+    """Outcomes are collected as they come, but never across a position."""
 
     def __init__(self) -> None:
         self._outcomes: dict[int, Outcome] = {}
-        self._behind: dict[int, Outcome] = {}  # the first position that is open
+        self._behind: dict[int, Outcome] = {}  # after the first open position
 
     def add(self, outcome: Outcome, limit: float) -> bool:
-        """Add an outcome; return whether it is one that may be collected."""
+        """Add an outcome; return whether it may be collected now."""
         due = outcome.start < limit
         (self._outcomes if due else self._behind)[outcome.start] = outcome
         return due
 
     def collectable(self, limit: float) -> bool:
-        """Return whether there are outcomes in front of the position at ``limit``."""
+        """Return whether there are outcomes due before the position at ``limit``."""
         return bool(self._outcomes)
 
     def collect(self, limit: float) -> list[Outcome]:
-        """Return, once, the outcomes in front of the position at ``limit``."""
+        """Return, once, the outcomes due before the position at ``limit``."""
         collected, self._outcomes = list(self._outcomes.values()), {}
         return collected
 
     def awaits(self, place: int, limit: float) -> bool:
-        """Return whether the caller can't go on without the message at ``place``."""
+        """Return whether the caller can't continue without the message at ``place``."""
         return place < limit < math.inf
 
     def release(self, limit: float) -> None:
-        """Let what is in front of ``limit`` be collected, the next position."""
+        """Let outcomes before the next position, at ``limit``, be collected."""
         for start in [start for start in self._behind if start < limit]:
             self._outcomes[start] = self._behind.pop(start)
 
@@ -101,11 +102,12 @@ class Submission:
 
     Args:
         on_outcome: Called when :meth:`collect` has something new.
-        max_unread: Bytes of replies that may lie here; when there are more, workers
-            are given no further messages but the one that is collected next.
-        max_reply: Bytes that may come beyond that, for what was given already: with
-            still more, nothing is read until some are collected.
-        order: In which outcomes are collected; by default, that of the messages.
+        max_unread: Bytes of uncollected replies; beyond that, workers are given no
+            further message except the one whose outcome is collected next.
+        max_reply: Bytes that may come beyond ``max_unread`` for messages that were
+            given already; with still more, nothing is read until some are collected.
+        order: The order in which outcomes are collected; by default that of the
+            messages.
         keyed: Whether one worker is to take all of it: a lane of one key or several.
 
     """
@@ -126,23 +128,23 @@ class Submission:
         self._unread = 0
         self._order: ResultOrder = order or InputOrder()
         self._waiting: deque[Exchange] = deque()
-        # Positions, each with how many messages are before it; and these numbers.
+        # Positions, each with the number of messages before it; and these numbers.
         self._marks: deque[tuple[int, Position]] = deque()
         self._cuts: set[int] = set()
-        self._limit: float = math.inf  # place of the first position that is open
+        self._limit: float = math.inf  # place of the first open position
         self._collected = 0
         self._total = 0
         self._dead: EtlstageError | None = None
         self.on_failure: Callable[[Outcome], None] | None = None
-        """Called at once with what ends with an error, whenever that is collected."""
+        """Called at once with each outcome that has an error; it is collected later."""
         self.abandoned: bool = False
         """Its caller is gone."""
         self.closed: bool = False
         """No more will be fed."""
         self.withheld: bool = False
-        """No worker is given any more of it; what it has is finished."""
+        """No worker is given any more of it; workers finish what they have."""
         self.feeder_waits: bool = False
-        """Who feeds it waits until some are taken; unset as they are."""
+        """The feeder waits until messages are taken; unset when they are."""
         self.waiting: int = 0
         """Messages that no worker has taken."""
         self.waiting_bytes: int = 0
@@ -162,8 +164,8 @@ class Submission:
 
     @property
     def spent(self) -> bool:
-        """Whether nothing more can be collected in front of the next position."""
-        # What ended behind something that was dropped never is.
+        """Whether nothing more can be collected before the next position."""
+        # An outcome after a dropped message is never collected.
         ended = self.closed and not self.in_flight
         return ended and not self._order.collectable(self._limit)
 
@@ -175,7 +177,7 @@ class Submission:
     @property
     def takeable(self) -> bool:
         """Whether a worker may take messages, where there are any."""
-        # What a lost worker held may be what the consumer waits for.
+        # The consumer may be waiting for a message that a lost worker held.
         if self._unread <= self.max_unread:
             return True
         return self._order.awaits(self._waiting[0].next, self._limit)
@@ -183,20 +185,21 @@ class Submission:
     @property
     def over_limit(self) -> bool:
         """Whether nothing more is to be read for it until some is collected."""
-        # What was sent ahead is read all the same, or others would wait for it; but
-        # not without bound. The consumer must have something to go on with, though.
+        # Replies to messages sent ahead are still read, or other callers would have to
+        # wait; but only up to a bound. Reading never stops while the consumer has
+        # nothing to collect, or it could not continue either.
         if self._unread <= self._flood or self.abandoned:
             return False
         return self._order.collectable(self._limit)
 
     @property
     def at_position(self) -> bool:
-        """Whether a position is next, which :meth:`pass_mark` has to take away."""
+        """Whether a position is due next, which :meth:`pass_mark` has to remove."""
         return bool(self._marks) and self._collected == self._marks[0][0]
 
     @property
     def bounded(self) -> bool:
-        """Whether nothing that is still to come can join what waits first."""
+        """Whether nothing that is still to be fed can join what waits first."""
         return self.closed or bool(
             self._marks and self._waiting and self._marks[-1][0] > self._waiting[0].next
         )
@@ -223,9 +226,9 @@ class Submission:
         self.waiting_bytes += exchange.size
 
     def mark(self, position: Position) -> None:
-        """Have ``position`` collected behind all messages fed so far."""
+        """Have ``position`` collected after all messages fed so far."""
         if self.withheld:
-            return  # it is behind what was dropped
+            return  # it comes after dropped messages
         self._marks.append((self._total, position))
         self._cuts.add(self._total)
         self._limit = self._marks[0][0]
@@ -247,11 +250,11 @@ class Submission:
             self._on_outcome()
 
     def wake(self) -> None:
-        """Have the caller look at it again."""
+        """Call the caller back."""
         self._on_outcome()
 
     def take(self, count: int, size: int) -> Exchange:
-        """Remove and return messages, at most ``count`` and ``size`` bytes, or one."""
+        """Remove and return up to ``count`` messages and ``size`` bytes, or one."""
         first = self._waiting[0]
         if len(first.messages) == 1:  # however long: it keeps its history
             taken, number = first, 1
@@ -279,12 +282,12 @@ class Submission:
         return adjacent and batch.size + len(first.messages[first.at]) <= size
 
     def extend(self, batch: Exchange, more: Exchange) -> None:
-        """Join what follows a batch to it."""
+        """Append the messages that follow a batch to it."""
         batch.messages = concatenated(batch.messages, more.messages)
         batch.size += more.size
 
     def give_back(self, exchange: Exchange) -> None:
-        """Undo a taking: workers take these messages in the order of their places."""
+        """Put back messages that were taken: they wait again, at their places."""
         if not exchange.left or self.abandoned:
             return
         if self._dead is not None:
@@ -305,7 +308,7 @@ class Submission:
         self.in_flight -= exchange.left
 
     def deliver(self, outcome: Outcome) -> None:
-        """Take the outcome of an exchange, in whatever order they end."""
+        """Take the outcome of an exchange; exchanges may end in any order."""
         size = outcome.reply_size
         self.in_flight -= len(outcome.messages)
         self.held_bytes += size
@@ -317,9 +320,9 @@ class Submission:
 
     def collect(self) -> list[Collected]:
         """
-        Return, once, what is due: outcomes, and positions behind what was before them.
+        Return, once, what is due: outcomes, and positions after what precedes them.
 
-        Outcomes come in the order of the messages if that is wanted, positions always.
+        Positions are always in order; outcomes are if the caller wants that.
         """
         collected: list[Collected] = []
         while True:
@@ -329,7 +332,7 @@ class Submission:
             collected.append(self.pass_mark())
 
     def collect_up_to_mark(self) -> list[Outcome]:
-        """Return, once, the outcomes that are due in front of the next position."""
+        """Return, once, the outcomes that are due before the next position."""
         collected = self._order.collect(self._limit)
         for outcome in collected:
             self._collected += len(outcome.messages)
@@ -339,7 +342,7 @@ class Submission:
         return collected
 
     def abandon(self) -> None:
-        """Drop all that waits: a batch that is open is not filled with it."""
+        """Drop all that waits: an open batch is not filled with it any more."""
         self._waiting.clear()
         self.waiting = self.waiting_bytes = 0
         self.closed = self.abandoned = True
@@ -358,7 +361,7 @@ class Submission:
         self.held_bytes -= exchange.size
 
     def fail(self, error: EtlstageError) -> None:
-        """End with ``error`` all that waits, and all that is still to come."""
+        """End all that waits, and all that is still fed, with ``error``."""
         self._dead = error
         waiting, self._waiting = self._waiting, deque()
         self.waiting = self.waiting_bytes = 0

@@ -1,10 +1,10 @@
 """
-Which exchanges one worker has open, by their numbers.
+The exchanges that one worker has open, by their numbers.
 
-What was opened at once is one range: an exchange for each of its numbers, or one for
-all of its messages. Ranges follow each other, so a number is found by bisection. From
-the front numbers leave a range by its bounds, from the middle they are noted as gone;
-a range that would be cut in two would need two histories.
+Exchanges that were opened at once are one range: an exchange for each of its messages,
+or one for all of them. Ranges are sorted, so a number is found by bisection. Numbers
+that end at the front of a range move its bounds; those in the middle are recorded as
+gone, because a range that was cut in two would need two histories.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class OpenRange:
     Exchanges with consecutive numbers that were opened at once.
 
     Attributes:
-        began: Number of the first that was opened.
-        first: Number of the first that is open.
-        count: How many numbers there are, from that one to the last.
-        exchange: What is in them.
+        began: Number of the first exchange that was opened.
+        first: Number of the first one that is open.
+        count: How many numbers there are from ``first`` to the last.
+        exchange: Their messages.
         since: When they were opened, in seconds.
 
     """
@@ -49,12 +49,12 @@ class OpenRange:
 
     @property
     def numbers(self) -> list[int]:
-        """Those that are open."""
+        """The numbers that are open."""
         numbers = range(self.first, self.first + self.count)
         return [number for number in numbers if number not in self._gone]
 
     def within(self, first: int, behind: int) -> bool:
-        """Return whether all its numbers are open, from ``first`` to ``behind``."""
+        """Return whether it lies from ``first`` to before ``behind``, wholly open."""
         return not self._gone and first <= self.first <= behind - self.count
 
     def holds(self, number: int) -> bool:
@@ -86,7 +86,7 @@ class RangePart(NamedTuple):
 
     of: OpenRange
     first: int
-    """Number of the first."""
+    """Number of the first exchange."""
     many: int
 
 
@@ -105,12 +105,12 @@ class Table:
         self.ranges: deque[OpenRange] = deque()
 
     def add(self, range_: OpenRange) -> None:
-        """Open exchanges; their numbers are higher than all before."""
+        """Open exchanges; their numbers must be higher than all before."""
         self.ranges.append(range_)
         self.count += range_.count
 
     def pop(self) -> OpenRange:
-        """Remove and return what was opened last, all of which is open."""
+        """Remove and return the range opened last, of which nothing has ended."""
         range_ = self.ranges.pop()
         self.count -= range_.count
         return range_
@@ -124,14 +124,14 @@ class Table:
         return range_ if range_.holds(number) else None
 
     def end(self, first: int, count: int) -> list[RangePart]:
-        """Close numbers from ``first`` on; return those of them that were open."""
+        """Close ``count`` numbers from ``first`` on; return those that were open."""
         parts: list[RangePart] = []
         ranges, behind, at = self.ranges, first + count, 0
         if ranges and first >= ranges[0].first + ranges[0].count:
             at = bisect_right(ranges, first, key=_FIRST) - 1
         while at < len(ranges) and ranges[at].first < behind:
             range_ = ranges[at]
-            if range_.within(first, behind):  # as nearly always: nothing is left of it
+            if range_.within(first, behind):  # the usual case: nothing is left of it
                 parts.append(RangePart(range_, range_.first, range_.count))
                 self.count -= range_.count
                 del ranges[at]

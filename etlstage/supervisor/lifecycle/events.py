@@ -1,9 +1,9 @@
 """
 What can happen to the workers of a stage, and what is to be done about it.
 
-The supervisor hands events to :class:`~etlstage.supervisor.lifecycle.pool.PoolState`
+The supervisor passes events to :class:`~etlstage.supervisor.lifecycle.pool.PoolState`
 and performs the instructions that it returns. Most events go to its host as well: they
-happen once per life of a worker or more rarely, never per message.
+happen once per start of a worker or more rarely, never per message.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = (
 
 
 class WorkerStarted(NamedTuple):
-    """A worker's program runs."""
+    """A worker's program was started."""
 
     worker: str
     pid: int
@@ -71,11 +71,11 @@ class AliveSeen(NamedTuple):
 
 
 class WorkerTimerRang(NamedTuple):
-    """The time has come that a ``SetTimer`` named."""
+    """The time of the worker's last ``SetTimer`` has come."""
 
     worker: str
     idle_since: float | None = None
-    """Since when the worker has had nothing to do, in seconds; None if it has."""
+    """Since when the worker has been idle, in seconds; None if it is busy."""
 
 
 class WorkerFailed(NamedTuple):
@@ -96,24 +96,24 @@ class WorkerWorn(NamedTuple):
 
 
 class WorkerExited(NamedTuple):
-    """A worker's process has ended and been reaped."""
+    """A worker's process has ended; processes that it left behind may still run."""
 
     worker: str
     pid: int
     status: int
     """Exit status, negative for a signal."""
     lost: int
-    """Messages that it held."""
+    """Number of messages that it held."""
     answered: int = 0
-    """Messages that it has answered in its life."""
+    """Number of messages that it has answered in its life."""
     retried: int = 0
-    """Messages that others are to try, of those that it held."""
+    """How many of the messages it held are to be tried by other workers."""
     failed: int = 0
-    """Messages that have now failed once too often, of those that it held."""
+    """How many of the messages it held have now failed for good."""
     tries: int = 0
     """How often the message that is suspected now has failed alone; 0 for a batch."""
     progress: bool = False
-    """It had given some of what it held, more than all before it."""
+    """It had given more of a round of extraction than all workers before it."""
     untouched: bool = False
     """It had read nothing of what it held."""
     stopped: bool = False
@@ -121,30 +121,30 @@ class WorkerExited(NamedTuple):
     late: int = 0
     """Bytes that it wrote after it had failed; they are dropped."""
     doubtful: int = 0
-    """Messages whose reply may be another's, or that may not be loaded, or twice."""
+    """Messages whose reply may be another's, or that may be loaded twice, or not."""
     doubt: WorkerLost | None = None
-    """Why what a load worker has answered may not be loaded: it failed while it ended.
-    None if it did not; what is doubtful for another reason is in the log."""
+    """The error of a load worker that failed while it ended: what it had answered may
+    not be loaded. Else None; doubts for any other reason are in the log."""
     fate: str = ""
     """What became of it, such as ``was killed by SIGSEGV``."""
     cause: str = ""
-    """The error that it died of, such as ``KeyError: 'date'``, where it is known."""
+    """The error that it died of, such as ``KeyError: 'date'``, if it is known."""
 
 
 class RemainsEnded(NamedTuple):
-    """What a worker left behind had to be killed, or wrote what was dropped."""
+    """Processes that a worker left behind were killed, or their output was dropped."""
 
     worker: str
     pid: int
-    """Of the worker, which is gone."""
+    """Pid of the worker, which is gone."""
     killed: int
-    """Processes that had not ended in time."""
+    """How many processes had not ended in time."""
     late: int = 0
-    """Bytes that came on its stdout behind its end."""
+    """Bytes that came on its stdout after its end."""
     doubtful: int = 0
-    """Messages that a load worker has answered, and that may not be loaded."""
+    """Number of messages that a load worker answered, and that may not be loaded."""
     doubt: WorkerLost | None = None
-    """Why: some of these processes may have been loading them."""
+    """The reason: some of these processes may have been loading them."""
 
 
 class WorkerSilent(NamedTuple):
@@ -153,19 +153,19 @@ class WorkerSilent(NamedTuple):
     worker: str
     pid: int
     seconds: float
-    """For how long."""
+    """How long it has not answered."""
     hint: str
-    """What it did instead, in its dialect, and what may be wrong."""
+    """What it did instead, in terms of its dialect, and what may be wrong."""
     progressing: bool = False
     """It reports progress."""
 
 
 class WorkerRestarting(NamedTuple):
-    """A worker is to be started again."""
+    """A worker is to be restarted."""
 
     worker: str
     delay: float
-    """How long from now, in seconds."""
+    """Seconds from now until the restart."""
 
 
 class WorkerFailedPermanently(NamedTuple):
@@ -182,7 +182,7 @@ class DemandSeen(NamedTuple):
 
 
 class ScaleRequested(NamedTuple):
-    """There are to be so many workers from now on."""
+    """The number of workers is to change."""
 
     workers: int
 
@@ -259,7 +259,7 @@ class Retire(NamedTuple):
 
 
 class StopWorker(NamedTuple):
-    """Stop the process, step by step; answer with WorkerExited when it is gone."""
+    """Stop the process, step by step; answer with WorkerExited once it is gone."""
 
     worker: str
     patient: bool
@@ -267,7 +267,7 @@ class StopWorker(NamedTuple):
 
 
 class SetTimer(NamedTuple):
-    """Answer with WorkerTimerRang at that time; it replaces the worker's last timer."""
+    """Answer with WorkerTimerRang at a time; this replaces the worker's last timer."""
 
     worker: str
     at: float | None
@@ -275,18 +275,18 @@ class SetTimer(NamedTuple):
 
 
 class Publish(NamedTuple):
-    """Let the host know, and the log."""
+    """Report an event to the host, the log and the meter."""
 
     event: SupervisorEvent
 
 
 class GiveUp(NamedTuple):
-    """Answer all messages, now and later, with an error: all workers failed."""
+    """End all messages, now and later, with an error: all workers failed."""
 
     worker: str
-    """The last one."""
+    """The last worker that failed."""
     reason: str
-    """Why it is not started again, as a part of a sentence."""
+    """Why it is not restarted, as a part of a sentence."""
 
 
 Instruction: TypeAlias = (

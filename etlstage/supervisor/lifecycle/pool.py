@@ -1,8 +1,8 @@
 r"""
-What to do about what happens to the workers of a stage.
+Decides what follows each event in the life of a stage's workers.
 
-The supervisor reports every event with its time, and performs the instructions that
-come back. Nothing here runs, waits or reads a clock, so every interleaving can be
+The supervisor reports every event with its time, and performs the instructions that it
+gets in return. Nothing here runs, waits or reads a clock, so every interleaving can be
 tried. Data does not pass through here: an event per message would cost more than the
 message.
 
@@ -12,19 +12,20 @@ The life of a worker, which keeps its name over all its starts::
                                                  \-> EXITED   (done, or not wanted)
                                                  \-> FATAL    (no progress)
 
-*STARTING* ends when the worker announces that it is ready; one that never does is
-RUNNING at once. *STOPPING* is every way to an end that we have begun: a fault, a
-worker that is worn, the supervisor's own end. A process that ends by itself goes from
-where it is to the state behind it.
+*STARTING* ends when the worker announces that it is ready; a worker that makes no such
+announcement is RUNNING at once. *STOPPING* covers every end that we have begun: after a
+fault, of a worn worker, with the end of the supervisor. A process that ends by itself
+goes directly to one of the states after STOPPING.
 
-A start made *progress* when it answered something, or died of a message that it had
-read: then the search for the culprit has come a step further. Only starts without
-progress count against ``RestartPolicy.max``: messages that kill workers must not use
-up what protects from a program that can't even start.
+A start made *progress* if it answered something, or died of a message that it had read,
+which brings the search for the culprit a step forward. Only starts without progress
+count against ``RestartPolicy.max``: this limit guards against a program that can't even
+start, and must not be used up by messages that kill workers.
 
-What concerns one worker is in ``worker.py``. Here is what concerns several: how many
-there are to be, that only one of them is replaced at a time, and that callers get an
-error when none is left. An extractor runs when it is asked, so none may be there at all.
+``worker.py`` handles what concerns one worker. This module handles what concerns
+several: how many there are to be, that only one of them is replaced at a time, and that
+callers get an error when none is left. An extractor runs only when it is requested, so
+there may be no worker at all.
 """
 
 from __future__ import annotations
@@ -56,31 +57,31 @@ __all__ = (
 
 
 class Health(NamedTuple):
-    """How a stage is."""
+    """The health of a stage."""
 
     state: Literal["starting", "ready", "degraded", "failed"]
     """*starting* until a worker is ready; *ready* when all are; *degraded* when some
-    are not, or messages go one at a time; *failed* when none is left, or it is
-    closed."""
+    are not, or messages are sent one at a time; *failed* when all workers failed, or
+    the supervisor is closed."""
     reason: str = ""
-    """Why it is not ready; empty if it is."""
+    """Why the stage is not ready; empty if it is."""
 
 
 class Silence(NamedTuple):
-    """For whose answer it is waited."""
+    """A worker whose answer is due."""
 
     worker: str
     seconds: float
-    """For how long."""
+    """How long the answer has been due."""
     received: int
-    """Bytes that have come of it."""
+    """Bytes of the answer that have come."""
 
 
 class PoolState:
     """
-    Decides over the workers of a stage; ``random`` gives jitter, from 0 to 1.
+    The lifecycle of a stage's workers; ``random`` returns jitter, from 0 to 1.
 
-    ``name`` is in front of their numbers; by default that of the stage.
+    ``name`` precedes their numbers in their names; by default that of the stage.
     """
 
     def __init__(
@@ -96,14 +97,14 @@ class PoolState:
         self._out: list[Instruction] = []
         self._lives: dict[str, WorkerLife] = {}
         self._min, self._max = stage.pool.min, stage.pool.max
-        # A worker that is asked for nothing runs when somebody wants what it writes.
+        # In shape STREAM a worker is started only when its output is requested.
         streams = stage.dialect.shape is Shape.STREAM
         for _ in range(0 if streams else max(1, self._min)):
             self._add()
         self.stopping: bool = False
         """The supervisor is to end: no worker is started any more."""
         self.forced: bool = False
-        """The workers are not given the time to end by themselves."""
+        """The workers are not given time to end by themselves."""
         self.given_up: bool = False
         """All workers failed, although messages may be left."""
 
@@ -120,7 +121,7 @@ class PoolState:
 
     @property
     def alive(self) -> int:
-        """How many workers have a process, or are about to."""
+        """How many workers have a process, or are about to have one."""
         return sum(life.alive for life in self._lives.values())
 
     @property
@@ -134,20 +135,20 @@ class PoolState:
         return all(life.finished for life in self._lives.values())
 
     def begin(self) -> list[Instruction]:
-        """Return what starts the workers."""
+        """Return the instructions that start the workers."""
         for life in self._lives.values():
             life.spawn()
         return self._drain()
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
-        """Return what to do, in order; an AssertionError if it can't have happened."""
+        """Return what to do, in order; AssertionError if it can't have happened."""
         match event:
             case StopRequested(patient):
                 self.stopping = True
                 self.forced = self.forced or not patient
                 for life in self._lives.values():
                     life.handle(event, now)
-            case AliveSeen(worker):  # of all that happens, the most often
+            case AliveSeen(worker):  # the most frequent event
                 self._lives[worker].handle(event, now)
             case DemandSeen(waiting):
                 self._grow(waiting)
@@ -159,7 +160,7 @@ class PoolState:
                 if isinstance(event, WorkerTimerRang):
                     self._spare(life, event.idle_since, now)
                 if isinstance(event, WorkerFailed) and event.cause == "abnormal":
-                    # None of the others could work. They end what they have.
+                    # No other worker could work. They finish what they have.
                     for other in self._wanted():
                         if other is not life:
                             other.dismiss(now)
@@ -168,11 +169,11 @@ class PoolState:
         return self._drain()
 
     def wanted(self, worker: str) -> bool:
-        """Return whether a worker is to be there."""
+        """Return whether a worker is to have a process."""
         return self._lives[worker].wanted
 
     def history(self, worker: str) -> WorkerHistory:
-        """Return what remembers the last things that happened to a worker."""
+        """Return the last events of a worker."""
         return self._lives[worker].story
 
     def health(self, now: float) -> Health:
@@ -201,7 +202,7 @@ class PoolState:
     # --- how many -----------------------------------------------------------
 
     def _wanted(self) -> list[WorkerLife]:
-        # A copy: a probe in another thread looks, too, while workers are added.
+        # A copy, as another thread may ask for the health while workers are added.
         return [life for life in list(self._lives.values()) if life.wanted]
 
     def _add(self) -> WorkerLife:
@@ -211,7 +212,7 @@ class PoolState:
         return life
 
     def _start_one(self) -> None:
-        """Start one more worker: under the name of one that went, if there is one."""
+        """Start one more worker, under the name of a dismissed one if there is any."""
         for life in self._lives.values():
             if not life.wanted and life.state is WorkerState.EXITED:
                 life.want()
@@ -222,7 +223,7 @@ class PoolState:
         wanted = self._wanted()
         if self.stopping or len(wanted) >= self._max:
             return
-        # One at a time: what the last one brings is not known before it runs.
+        # One at a time: how much the last one helps is not known before it runs.
         busy = all(life.state is WorkerState.RUNNING for life in wanted)
         if waiting and busy and waiting >= self._stage.pool.grow_at * len(wanted):
             self._start_one()
@@ -241,17 +242,17 @@ class PoolState:
     def _scale(self, workers: int, now: float) -> None:
         self._min = self._max = workers
         if self.stopping or self.given_up:
-            return  # who came now would have nothing to do: all has failed
+            return  # a new worker would have nothing to do: all messages have ended
         for life in self._wanted()[workers:]:
             life.dismiss(now)
         for _ in range(workers - len(self._wanted())):
             self._start_one()
-        self._retire_one(now)  # one that was missing may have been let go
+        self._retire_one(now)  # the worker it waited for may have been dismissed
 
     # --- what concerns several ----------------------------------------------
 
     def _retire_one(self, now: float) -> None:
-        """Replace a worn worker, if the others are all there."""
+        """Replace a worn worker, if all others are running."""
         others = [life for life in self._wanted() if not life.finished]
         if all(life.state is WorkerState.RUNNING for life in others):
             worn = next((life for life in others if life.worn is not None), None)
@@ -272,14 +273,14 @@ class PoolState:
 
 
 def _troubled(life: WorkerLife) -> bool:
-    """Return whether a worker that does not run has run, or has tried to."""
+    """Return whether a worker that does not run is past its first start."""
     return life.state is not WorkerState.STARTING or life.starts > 1
 
 
 def _reason(life: WorkerLife, now: float) -> str:
     match life.state:
         case WorkerState.BACKOFF:
-            # Read from another thread, it may have rung in this moment.
+            # Read in another thread: the timer may have rung just now.
             wait = max(0.0, (life.timer or now) - now)
             return f"{life.name} is restarted in {wait:.1f} s"
         case WorkerState.FATAL | WorkerState.EXITED:

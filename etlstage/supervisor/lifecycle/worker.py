@@ -1,17 +1,17 @@
 """
 One worker over all its starts: its states, its last events, and what follows each.
 
-How the states follow each other is drawn in ``pool.py``, which decides what concerns
-several workers at once. ``TRANSITIONS`` holds which states an event may lead to. One
-change comes with no event of its own: a worn worker goes from RUNNING to STOPPING when
-the others can spare it.
+``pool.py`` has a diagram of the states, and decides what concerns several workers at
+once. ``TRANSITIONS`` lists the states that each event may lead to. One change has no
+event of its own: a worn worker goes from RUNNING to STOPPING when the others can spare
+it.
 
-Whether one that is gone is started again, and when, depends on whether its start made
-progress. A worker that answered something before it died, or that died of a message
-that it had read, is started again as often as it takes: the first at once, the second
-with a longer time limit the more often that message has failed. One that dies of neither is
-given time, and not restarted when that happens too often: the program itself is at
-fault.
+Whether and when a worker is restarted depends on whether its last start made progress.
+A worker that answered something before it died, or that died of a message that it had
+read, is restarted as often as needed: in the first case at once, in the second with a
+delay that grows with the number of times that the message has failed. A worker that
+dies without either is restarted after a delay, and not at all if that happens too
+often: then the program itself is at fault.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ __all__ = (
 
 
 class WorkerState(Enum):
-    """Where a worker is in its life."""
+    """The states of a worker."""
 
     EXITED = "exited"
     """There is no process, and none is wanted."""
@@ -70,9 +70,9 @@ class WorkerState(Enum):
     RUNNING = "running"
     """It is given messages."""
     STOPPING = "stopping"
-    """It is given no more; its process is on its way out."""
+    """It is given no more messages; its process is ending."""
     BACKOFF = "backoff"
-    """It is started again when the delay is over."""
+    """It is restarted when the delay is over."""
     FATAL = "fatal"
     """It failed permanently: too many restarts without progress."""
 
@@ -109,13 +109,13 @@ TRANSITIONS: Final[Mapping[tuple[WorkerState, type[Event]], frozenset[WorkerStat
     (_S.BACKOFF, StopRequested): frozenset({_S.EXITED}),
     (_S.EXITED, StopRequested): frozenset({_S.EXITED}),
     (_S.FATAL, StopRequested): frozenset({_S.FATAL}),
-    # What an earlier start has left behind.
+    # Processes that an earlier start left behind.
     **{(state, RemainsEnded): frozenset({state}) for state in WorkerState},
 }
-"""Into which states each event may lead; an event that is not here can't happen."""
+"""The states that each event may lead to; an event that is not listed can't happen."""
 
 
-_LENGTH: Final = 16  # events of a history; five starts that fail
+_LENGTH: Final = 16  # events in a history; enough for five failed starts
 
 
 class WorkerHistory:
@@ -125,16 +125,16 @@ class WorkerHistory:
         self._events: deque[tuple[float, str]] = deque(maxlen=_LENGTH)
 
     def note(self, now: float, text: str) -> None:
-        """Add what happened at ``now``, in seconds."""
+        """Record what happened at ``now``, in seconds."""
         self._events.append((now, text))
 
     def lines(self, now: float) -> tuple[str, ...]:
-        """Return what happened and how long ago, oldest first."""
+        """Return what happened, and how long ago, oldest first."""
         return tuple(f"{text} {now - at:.2f} s ago" for at, text in self._events)
 
 
 def fate_of(event: WorkerExited) -> str:
-    """Return what became of a worker, and what it leaves."""
+    """Return what became of a worker, with the messages it answered and held."""
     parts = [event.fate or f"ended with status {event.status}"]
     if event.answered:
         parts.append(f"{counted(event.answered, 'message')} answered")
@@ -150,10 +150,11 @@ def wait_time(attempt: int, policy: RestartPolicy, *, jitter: float = 0.0) -> fl
     It is 0 for the first one, then ``delay``, ``2 * delay``, ``4 * delay``...
 
     Args:
-        attempt: Restarts already tried since the worker last answered something.
-        policy: Where ``delay`` and ``max_delay`` are.
-        jitter: From 0 to 1: takes up to half of the delay away, so that workers
-            which died together don't start together.
+        attempt: Number of earlier restarts that count, or of earlier retries of the
+            message.
+        policy: Has ``delay`` and ``max_delay``.
+        jitter: From 0 to 1: shortens the delay by up to half, so that workers that died
+            together don't start together.
 
     Raises:
         ValueError: If ``attempt`` is negative.
@@ -179,18 +180,18 @@ class Tally:
         return len(self._restarts)
 
     def clear(self) -> None:
-        """Start anew: the worker made progress."""
+        """Reset the count: the worker made progress."""
         self._restarts.clear()
 
     def span(self, now: float) -> float:
-        """Return how long ago the oldest restart that counts was, in seconds."""
+        """Return how long ago the oldest counted restart was, in seconds."""
         return now - self._restarts[0] if self._restarts else 0.0
 
     def forgive(self, tries: int, *, jitter: float) -> float | None:
         """
-        Start anew, and return the delay of the restart; None: there is to be none.
+        Reset the count; return the delay of the restart, None if there is to be none.
 
-        The message that is to be tried next has failed ``tries`` times.
+        ``tries`` is how often the message that is tried next has failed.
         """
         self._restarts.clear()
         if self._policy.max == 0:
@@ -201,7 +202,7 @@ class Tally:
         """
         Count a restart and return its delay; None: there were too many already.
 
-        ``useful``: the start that has just ended made progress.
+        ``useful``: the start that just ended made progress.
         """
         restarts = self._restarts
         if useful:
@@ -216,7 +217,7 @@ class Tally:
 
 
 class WorkerLife:
-    """Decides over one worker; appends its instructions to ``out``."""
+    """The lifecycle of one worker; appends instructions to ``out``."""
 
     def __init__(
         self,
@@ -236,9 +237,9 @@ class WorkerLife:
         """Why it is to be replaced, as soon as it may be."""
         self.retiring: bool = False
         self.wanted: bool = True
-        """Whether there is to be a process; else the worker is as good as not there."""
+        """Whether there is to be a process; else the worker counts as absent."""
         self.end: str = ""
-        """Who it was and what became of it, when it is not started again."""
+        """Its name and what became of it, once it is not restarted any more."""
         self._stage = stage
         self._random = random
         self._out = out
@@ -247,7 +248,7 @@ class WorkerLife:
         self._stopping = False
         self._at_fault = False  # this start did something wrong
         self._ran = False  # this start became ready
-        self._fatal = False  # any other would fail, too
+        self._fatal = False  # every other start would fail, too
         self._alive_at = 0.0
         self._worn_at = math.inf
         self._idle = stage.pool.idle if stage.pool.varies else None
@@ -267,7 +268,7 @@ class WorkerLife:
         return self.state in (WorkerState.EXITED, WorkerState.FATAL)
 
     def handle(self, event: Event, now: float) -> None:
-        """Handle ``event``; an AssertionError if it can't have happened."""
+        """Handle ``event``; raise AssertionError if it can't have happened."""
         before = self.state
         allowed = TRANSITIONS.get((before, type(event)))
         assert allowed is not None, f"can't handle {type(event).__name__} in {self}"
@@ -275,7 +276,7 @@ class WorkerLife:
         assert self.state in allowed, f"{before} -> {self} by {type(event).__name__}"
 
     def spawn(self) -> None:
-        """Have the program started."""
+        """Start the program."""
         self.state = WorkerState.STARTING
         self.starts += 1
         self._at_fault = self._ran = False
@@ -285,14 +286,14 @@ class WorkerLife:
         self._out.append(Spawn(self.name, self.starts, limit))
 
     def want(self) -> None:
-        """Have a worker that was not wanted started."""
+        """Start a worker that was not wanted before."""
         assert self.state is WorkerState.EXITED
         assert not self.wanted
         self.wanted = True
         self.spawn()
 
     def dismiss(self, now: float) -> None:
-        """Let the worker go for good, when it has answered what it has."""
+        """Let the worker go for good, once it has answered what it has."""
         self.wanted = False
         if self.state is WorkerState.RUNNING:
             self.story.note(now, "not needed any more")
@@ -304,7 +305,7 @@ class WorkerLife:
             self.state = WorkerState.EXITED
 
     def retire(self, now: float) -> None:
-        """Have the worker, which is worn, replaced."""
+        """Replace the worker, which is worn."""
         assert self.state is WorkerState.RUNNING
         assert self.worn is not None
         self.story.note(now, f"retired: {self.worn}")
@@ -330,7 +331,7 @@ class WorkerLife:
         self._after(now, "could not be started")
 
     def _ready(self, event: WorkerReady, now: float) -> None:
-        # It may report so twice: by its status, and in its dialect.
+        # It may report this twice: by its status pipe, and in its dialect.
         self._alive_at = now
         if self.state is WorkerState.STARTING:
             self.story.note(now, "ready")
@@ -342,7 +343,7 @@ class WorkerLife:
 
     def _failed(self, event: WorkerFailed, now: float) -> None:
         if self._at_fault:
-            return  # one fault is enough
+            return  # only the first fault counts
         self._at_fault = True
         self._fatal = event.cause == "abnormal"
         self.story.note(now, "failed")
@@ -364,10 +365,10 @@ class WorkerLife:
         self.retiring = False
         extracts = self._stage.kind is StageKind.EXTRACT
         if extracts and self._ran and not self._fatal:
-            # Who extracts is started when the next round is asked for. One that went
-            # well may have gone before it saw that it was asked again. One that was
-            # never ready was started for a round that still waits: what was not given
-            # can't be retried, and without a count it would be started for ever.
+            # An extractor is started when the next round is requested. One that ended
+            # well may have exited before it saw the next request. One that was never
+            # ready was started for a round that still waits: that round was not given,
+            # so it is no retry, and without a count it would be restarted for ever.
             went = event.untouched and event.answered and not event.status
             self.wanted = bool(event.retried) and not went
         self._after(
@@ -375,8 +376,8 @@ class WorkerLife:
             fate_of(event),
             wanted=retired or policy.wanted(failed=failed, status=event.status),
             useful=retired or event.answered > 0 or event.progress,
-            # A request is like any other: what is the matter is the worker, or
-            # what it reads from, and time may help.
+            # All requests are alike: the worker is at fault, or the source that it
+            # reads from, and a delay may help.
             blamed=event.lost > 0 and not event.untouched and not extracts,
             tries=event.tries,
         )
@@ -407,7 +408,7 @@ class WorkerLife:
             self.story.note(now, "stop requested")
             self._stop(patient=event.patient)
         elif self.state is WorkerState.STOPPING:
-            # It may be waited for to answer what it has: no longer.
+            # It may have been given the time to answer what it has: no longer.
             patient = event.patient and not self._at_fault
             self._out.append(StopWorker(self.name, patient))
         elif self.state is WorkerState.BACKOFF:
@@ -426,7 +427,7 @@ class WorkerLife:
         self._watch(now, now)
 
     def _watch(self, now: float, idle_since: float | None) -> None:
-        """Set the timer of a running worker, unless it has been still for too long."""
+        """Set the timer of a running worker, or fail it if its heartbeat is overdue."""
         at = self._worn_at
         limit = self._stage.timeout.heartbeat
         if limit is not None:
@@ -438,7 +439,8 @@ class WorkerLife:
             at = min(at, seen + limit)
         if self._idle is not None:
             spare = (now if idle_since is None else idle_since) + self._idle
-            # It was spared for now, or the others are fewer than there must be.
+            # If it has been idle that long, the pool may not spare it: look again
+            # later.
             at = min(at, spare if spare > now else now + self._idle)
         self._set_timer(None if at == math.inf else at)
 
@@ -465,8 +467,8 @@ class WorkerLife:
         """
         Decide what follows the end of a process.
 
-        ``useful``: it made progress. ``blamed``: a message, which has failed ``tries``
-        times, is to blame for its end.
+        ``useful``: the process made progress. ``blamed``: its end is blamed on a
+        message, which has failed ``tries`` times.
         """
         pid, self.pid = self.pid, None
         self._set_timer(None)

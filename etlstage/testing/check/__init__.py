@@ -1,9 +1,9 @@
 """
-Does a worker keep to the protocol: a suite of checks for a program in any language.
+Check whether a worker, in any language, keeps to the protocol.
 
-``suite.py`` has what a check is and runs them, ``speaking.py`` has those of workers
-that are given messages, ``extracting.py`` those of workers that extract, and a module
-with the name of a dialect those of that dialect.
+``suite.py`` defines checks and runs them, ``speaking.py`` has those of workers that are
+given messages, ``extracting.py`` those of workers that extract, and a module with the
+name of a dialect those of that dialect.
 """
 
 from __future__ import annotations

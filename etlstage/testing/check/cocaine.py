@@ -1,7 +1,7 @@
 """
-What a worker of dialect ``cocaine`` should do beside what any worker should.
+Checks of workers of dialect ``cocaine``, in addition to those of any dialect.
 
-Frameworks differ in how they end; what the document asks for, and some don't do, is a
+Frameworks differ in how they end. If some don't do what the document asks for, it is a
 failure only where a supervisor can't live with it.
 """
 
@@ -33,7 +33,7 @@ from etlstage.transport.base import describe_status
 
 __all__ = ("CHECKS",)
 
-_MOMENT: Final = 0.1  # seconds in which a frame too many would come
+_MOMENT: Final = 0.1  # seconds within which an extra frame would come
 _NUMBERS: Final = (1, 126, 300, 70_000, 2**33)
 _TRACE: Final = tuple(
     (name, bytes(range(1, 9))) for name in (b"trace_id", b"span_id", b"parent_id")
@@ -41,14 +41,14 @@ _TRACE: Final = tuple(
 _LATE: Final = re.compile(rb"frame (\d+) for session (\d+)")
 _PATIENT: Final = 60.0  # seconds: no framework waits longer for a heartbeat
 
-# --- how it begins, stays alive, and ends ----------------------------------------------
+# --- how it begins, stays alive, and ends ---------------------------------------------
 
 
 async def announces_itself(subject: Subject) -> None:
     """
-    It connects to --endpoint, sends the --uuid that it was given, and beats.
+    The worker connects to --endpoint, sends its --uuid, and then a heartbeat.
 
-    From the first heartbeat on it may be given sessions.
+    After its first heartbeat it may receive sessions.
     """
     async with subject.start() as worker:
         await worker.quiet(_MOMENT)
@@ -56,7 +56,7 @@ async def announces_itself(subject: Subject) -> None:
 
 
 async def sends_heartbeats(subject: Subject) -> None:
-    """It beats in good time before ``timeout.heartbeat`` is over; what does not is killed."""
+    """A worker without a heartbeat within ``timeout.heartbeat`` is killed."""
     most = _dialect_of(subject).heartbeat
     async with subject.start() as worker:
         worker.timeout = min(subject.timeout, most)
@@ -75,7 +75,7 @@ async def sends_heartbeats(subject: Subject) -> None:
 
 
 async def accepts_heartbeats_at_any_time(subject: Subject) -> None:
-    """A heartbeat may come at any time, also in a session; it needs no answer."""
+    """A heartbeat may arrive at any time, even in a session, and needs no answer."""
     runs = _runs_of(subject, 2)
     async with subject.start() as worker:
         for number, run in enumerate(runs, 1):
@@ -88,9 +88,9 @@ async def accepts_heartbeats_at_any_time(subject: Subject) -> None:
 
 async def speaks_both_versions(subject: Subject) -> None:
     """
-    It speaks version 1 if it is given ``--protocol 1``, and else version 0.
+    The worker speaks version 1 if it is started with ``--protocol 1``, else version 0.
 
-    A worker needs to speak no other than that of its runtime.
+    It needs to speak only the version of its runtime.
     """
     async with subject.start() as worker:
         spoken = _version_of(worker)
@@ -111,9 +111,9 @@ async def speaks_both_versions(subject: Subject) -> None:
 
 async def terminates_on_request(subject: Subject) -> None:
     """
-    It answers a terminate with its own, and exits with status 0.
+    The worker answers a terminate with one of its own, and exits with status 0.
 
-    Code 2, abnormal, would mean that no other worker could do its work.
+    Code 2, abnormal, would mean that no other worker could do the work.
     """
     async with subject.start() as worker:
         await worker.exchange(*_runs_of(subject, 1))
@@ -136,7 +136,7 @@ async def terminates_on_request(subject: Subject) -> None:
 
 
 async def ends_its_sessions_before_it_terminates(subject: Subject) -> None:
-    """Asked to terminate, it ends the sessions that it has, and then sends terminate."""
+    """Asked to terminate, the worker ends open sessions before it sends terminate."""
     (run,) = _runs_of(subject, 1)
     async with subject.start() as worker:
         await worker.send(_begun(subject, 1, run))
@@ -153,7 +153,7 @@ async def ends_its_sessions_before_it_terminates(subject: Subject) -> None:
 
 
 async def exits_when_heartbeats_go_unanswered(subject: Subject) -> None:
-    """It exits when none of its heartbeats is answered: there is no supervisor then."""
+    """The worker exits if no heartbeat is answered: there is no supervisor any more."""
     async with subject.start(mute=True) as worker:
         try:
             await worker.exited()
@@ -166,7 +166,7 @@ async def exits_when_heartbeats_go_unanswered(subject: Subject) -> None:
 
 
 async def ends_with_its_connection(subject: Subject) -> None:
-    """It exits when its connection ends: that is what it sees of a dead supervisor."""
+    """The worker exits when its connection ends, as it does if the supervisor dies."""
     async with subject.start() as worker:
         await worker.exchange(*_runs_of(subject, 1))
         worker.close_stdin()
@@ -174,7 +174,7 @@ async def ends_with_its_connection(subject: Subject) -> None:
 
 
 async def ends_in_the_middle(subject: Subject) -> None:
-    """It exits also when its connection ends within a frame, with a session open."""
+    """It exits even if its connection ends within a frame, while a session is open."""
     (run,) = _runs_of(subject, 1)
     async with subject.start() as worker:
         await worker.send(_begun(subject, 1, run))
@@ -185,7 +185,7 @@ async def ends_in_the_middle(subject: Subject) -> None:
 
 
 async def _gone(worker: WorkerUnderTest) -> None:
-    # That it was abandoned may be a reason for any status.
+    # Being abandoned may be a reason for any status.
     status = await worker.exited()
     if status < 0:
         worker.fail(f"{describe_status(status)} when its connection ended")
@@ -195,7 +195,7 @@ async def _gone(worker: WorkerUnderTest) -> None:
 
 
 def _terminate(subject: Subject, version: CocaineVersion) -> bytes:
-    """Return a terminate that no session would send yet."""
+    """Return a terminate frame, which the supervisor's side would still hold back."""
     ours = ready(replace(_dialect_of(subject), protocol=version))
     ours.send(Farewell(), 0.0)
     return b"".join(ours.data_to_send())
@@ -205,15 +205,15 @@ def _terminate(subject: Subject, version: CocaineVersion) -> bytes:
 
 
 async def accepts_every_byte(subject: Subject) -> None:
-    """A chunk may hold any byte; its session is ended, or refused."""
+    """A chunk may contain any byte; its session is ended or refused."""
     await takes(subject, bytes(range(256)))
 
 
 async def accepts_sessions_that_overlap(subject: Subject) -> None:
     """
-    Sessions are open at the same time, and their frames come in any order.
+    Several sessions are open at the same time, with their frames in any order.
 
-    A frame belongs to the session whose number it has.
+    The number in a frame identifies its session.
     """
     runs = _runs_of(subject, min(4, _dialect_of(subject).concurrency))
     ids = range(1, len(runs) + 1)
@@ -228,7 +228,7 @@ async def accepts_sessions_that_overlap(subject: Subject) -> None:
 
 
 async def answers_while_others_wait(subject: Subject) -> None:
-    """A session is answered while another has not come to its end."""
+    """A session is answered while another is not complete yet."""
     first, second = _runs_of(subject, 2)
     async with subject.start() as worker:
         await worker.send(_begun(subject, 1, []))
@@ -249,12 +249,12 @@ async def answers_while_others_wait(subject: Subject) -> None:
 
 
 async def accepts_a_session_without_chunks(subject: Subject) -> None:
-    """A choke may follow the invoke; the session is ended, or refused."""
+    """A choke may directly follow the invoke; the session is ended or refused."""
     await _lives_on(subject, [])
 
 
 async def accepts_more_chunks_than_one(subject: Subject) -> None:
-    """A session may have several chunks, read or not; it is ended, or refused."""
+    """A session may have several chunks, read or not; it is ended or refused."""
     await _lives_on(subject, subject.messages(3))
 
 
@@ -268,9 +268,9 @@ async def _lives_on(subject: Subject, messages: Run) -> None:
 
 async def refuses_an_event_that_it_does_not_know(subject: Subject) -> None:
     """
-    Each session has an end, or an error, also that of an event without a handler.
+    Each session ends, or gets an error, even for an event without a handler.
 
-    Only the worker can know that nothing will come.
+    Only the worker can know that there will be no answer.
     """
     (run,) = _runs_of(subject, 1)
     dialect = _dialect_of(subject)
@@ -288,7 +288,7 @@ async def refuses_an_event_that_it_does_not_know(subject: Subject) -> None:
 
 
 async def accepts_a_session_that_is_cancelled(subject: Subject) -> None:
-    """An error may end our half of a session; the others go on."""
+    """An error may end the supervisor's half of a session; other sessions continue."""
     runs = _runs_of(subject, 3)
     async with subject.start() as worker:
         await worker.send(_begun(subject, 1, runs[0]))
@@ -300,29 +300,29 @@ async def accepts_a_session_that_is_cancelled(subject: Subject) -> None:
 
 async def writes_nothing_after_the_end(subject: Subject) -> None:
     """
-    A session is over with its choke, or its error, and its number is not used again.
+    A session ends with its choke or error, and its number is not used again.
 
-    The runtimes of Cocaine drop the whole worker that sends more.
+    Cocaine's own runtimes drop a worker that sends more.
     """
     async with subject.start() as worker:
         for run in _runs_of(subject, 3):
             await worker.exchange(run)
-        # Whatever is a frame of a session counts as heard.
+        # Any frame of a session counts as output here.
         await worker.quiet(_MOMENT)
         await subject.settle(worker)
         refused = any(isinstance(e, Ended) and e.refusals for e in worker.events)
         for event in worker.events:
             late = _LATE.match(event.data) if isinstance(event, Noise) else None
-            # Before version 1 a choke, which is frame 6, comes behind an error.
+            # Before version 1 a choke, which is frame 6, follows an error.
             if late and not (refused and late[1] == b"6"):
                 worker.fail(f"sent more for session {int(late[2])}, which it had ended")
 
 
 async def accepts_numbers_with_gaps(subject: Subject) -> None:
     """
-    The number of a session is any that is higher than those before.
+    The number of a session is any number higher than the earlier ones.
 
-    It may have more than a byte, and more than four.
+    It may need more than one byte, or more than four.
     """
     runs = _runs_of(subject, len(_NUMBERS))
     async with subject.start() as worker:
@@ -364,12 +364,12 @@ def _version_of(worker: WorkerUnderTest) -> CocaineVersion:
 
 
 def _runs_of(subject: Subject, count: int) -> list[Run]:
-    """Return so many exchanges: of a message each."""
+    """Return ``count`` exchanges of one message each."""
     return [[message] for message in subject.messages(count)]
 
 
 def _begun(subject: Subject, number: int, messages: Run) -> Opened:
-    """Return what opens a session, and leaves it open."""
+    """Return the event that opens a session, and leaves it open."""
     return _whole(subject, number, messages)._replace(ended=False)
 
 
@@ -380,7 +380,7 @@ def _whole(subject: Subject, number: int, messages: Run) -> Opened:
 async def _as_expected(
     subject: Subject, worker: WorkerUnderTest, runs: Sequence[Run], how: str
 ) -> None:
-    """Assert that the replies are those that each would get alone."""
+    """Fail unless the replies are those that each run would get alone."""
     replies = await worker.replies()
     await subject.settle(worker)
     if difference := await subject.differs(runs, replies):

@@ -1,8 +1,8 @@
 """
-What a worker should do that extracts: what Spark's reads, and a restart, rely on.
+Checks of workers that extract: what Spark's reads, and restarts, rely on.
 
-A range of offsets is read again when its first reading was lost, and ranges that
-meet are read by different processes: nothing may be lost between them, nothing twice.
+A range of offsets is read again if its first reading was lost, and adjacent ranges are
+read by different processes: between them, nothing may be lost or read twice.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from etlstage.testing.transcript import BYTEWISE, Channel
 
 __all__ = ("CHECKS",)
 
-_WINDOW: Final = 60  # offsets that are looked at, from the first, and to the last
-_LATER: Final = 5  # offsets in front of latest
+_WINDOW: Final = 60  # offsets that are checked from the first on
+_LATER: Final = 5  # offsets that are checked before latest
 
 
 # --- plain: it writes all, and exits --------------------------------------------------
 
 
 async def writes_all_and_exits(subject: Subject) -> None:
-    """It reads nothing, ends each message, and exits with status 0 when it has all."""
+    """The worker reads nothing, ends each message, and finally exits with status 0."""
     async with subject.start() as worker:
         outputs = await worker.outputs()
         if status := await worker.exited():
@@ -49,7 +49,7 @@ async def writes_all_and_exits(subject: Subject) -> None:
 
 
 async def writes_the_same_again(subject: Subject) -> None:
-    """What it extracts twice is the same: it is read again after a failure."""
+    """It extracts the same messages each time: input is read again after a failure."""
     readings = []
     for _ in range(2):
         async with subject.start() as worker:
@@ -65,7 +65,7 @@ async def answers_a_request(subject: Subject) -> None:
     """
     Each request is answered while stdin is open.
 
-    Flush stdout behind each reply: its end is what the supervisor waits for.
+    Flush stdout after each reply: the supervisor waits for its end.
     """
     async with subject.start() as worker:
         try:
@@ -73,8 +73,8 @@ async def answers_a_request(subject: Subject) -> None:
             subject.given = reply.outputs
         except WorkerMisbehaved as error:
             await blame_a_buffer(worker, error)
-        # It is killed when it has done what it does behind a reply: what it wrote is not
-        # received before it is asked again.
+        # It is killed once it has done what it does after a reply: its output counts as
+        # received only when it is asked again.
         with anyio.move_on_after(0.2 + subject.pace):
             await worker.exited()
         worker.examine()
@@ -82,9 +82,10 @@ async def answers_a_request(subject: Subject) -> None:
 
 async def repeats_what_was_not_received(subject: Subject) -> None:
     """
-    A worker that keeps the offset gives again what it gave before it was killed.
+    A worker that keeps the offset repeats messages that were not received.
 
-    The next request is the receipt for the last reply: store the offset only then.
+    The next request acknowledges the last reply: store the offset only then. A worker
+    that is killed before that must give the same messages again.
     """
     first = subject.given
     if not first:
@@ -99,14 +100,14 @@ async def repeats_what_was_not_received(subject: Subject) -> None:
 
 
 async def writes_nothing_unsolicited(subject: Subject) -> None:
-    """Nothing is written to stdout but replies, one for each request."""
+    """Only replies are written to stdout, one for each request."""
     async with subject.start() as worker:
         await worker.quiet(2 * subject.pace + 0.2)
         await subject.settle(worker)
 
 
 async def accepts_many_requests(subject: Subject) -> None:
-    """It answers request after request, also where there is nothing (more) to give."""
+    """The worker answers any number of requests, even if there is nothing to give."""
     async with subject.start() as worker:
         for _ in range(20):
             await worker.exchange([_request(subject)])
@@ -114,7 +115,7 @@ async def accepts_many_requests(subject: Subject) -> None:
 
 
 async def accepts_requests_at_once(subject: Subject) -> None:
-    """Two requests may come in one read; each has its reply."""
+    """One read may return two requests; each has its own reply."""
     async with subject.start() as worker:
         await worker.exchange([_request(subject)] * 3)
         await subject.settle(worker)
@@ -125,9 +126,9 @@ async def accepts_requests_at_once(subject: Subject) -> None:
 
 async def knows_its_latest_offset(subject: Subject) -> None:
     """
-    Asked ``{"offsets": "latest"}``, it gives one whole number, which never falls.
+    The answer to ``{"offsets": "latest"}`` is one whole number, which never falls.
 
-    No request, and no position that is stored, reaches beyond it.
+    No request and no stored position goes beyond it.
     """
     async with subject.start() as worker:
         before = await _offset(worker, "latest")
@@ -152,7 +153,7 @@ async def knows_its_latest_offset(subject: Subject) -> None:
 
 
 async def repeats_a_range(subject: Subject) -> None:
-    """The same range is the same, in whatever order, in this process or another."""
+    """The same range gives the same messages, in any order and in any process."""
     for start, end in await _windows(subject):
         whole = await _read(subject, start, end)
         async with subject.start() as worker:
@@ -168,9 +169,9 @@ async def repeats_a_range(subject: Subject) -> None:
 
 async def ranges_meet(subject: Subject) -> None:
     """
-    Ranges that meet have together what the whole has: no gap, and nothing twice.
+    Adjacent ranges give together what the whole range gives: no gap, no duplicates.
 
-    A range begins at its start, and ends before its end.
+    A range includes its start and excludes its end.
     """
     for start, end in await _windows(subject):
         whole = await _read(subject, start, end)
@@ -186,7 +187,7 @@ async def ranges_meet(subject: Subject) -> None:
 
 
 async def repeats_what_was_cut_short(subject: Subject) -> None:
-    """Killed in the middle of a range, it gives all of it when it is asked again."""
+    """A worker that is killed within a range gives all of it when asked again."""
     for start, end in await _windows(subject):
         whole = await _read(subject, start, end)
         await _cut_short(subject, _range(start, end))
@@ -206,7 +207,11 @@ async def _cut_short(subject: Subject, request: bytes) -> None:
 
 
 async def accepts_requests_in_parts(subject: Subject) -> None:
-    """A request may be read in parts: keep what a read ends with."""
+    """
+    A request may arrive in several reads.
+
+    Keep the incomplete end of a read until the rest has arrived.
+    """
     for start, end in (await _windows(subject))[:1]:
         whole = await _read(subject, start, end)
         for cuts in (BYTEWISE, range(3, 4), range(9, 2**62, 9)):
@@ -225,7 +230,7 @@ def _range(start: int, end: int) -> bytes:
 
 
 async def _offset(worker: WorkerUnderTest, which: str) -> int | None:
-    """Return an offset as the worker calls it, or None if it does not know it."""
+    """Return an offset that the worker names, or None if it refuses to."""
     (reply,) = await worker.exchange([json.dumps({"offsets": which}).encode()])
     if reply.refused is not None:
         return None
@@ -243,12 +248,12 @@ async def _first(worker: WorkerUnderTest) -> int:
     except WorkerMisbehaved:
         if worker.status is not None:
             raise
-        return 0  # it is known only where a pipeline asks for it
+        return 0  # needed only where a pipeline asks for it
     return initial or 0
 
 
 async def _windows(subject: Subject) -> list[tuple[int, int]]:
-    """Return the ranges that are looked at: the first offsets, and the last."""
+    """Return the ranges that are checked: the first offsets, and the last."""
     async with subject.start() as worker:
         try:
             latest = await _offset(worker, "latest")
@@ -320,7 +325,7 @@ CHECKS: Final = (
     Check(writes_all_and_exits, gate=True, when=_plain),
     Check(writes_the_same_again, when=_plain),
     Check(answers_a_request, gate=True, when=_asked),
-    # Before any other: the second request in a process moves the offset.
+    # Before any other check: the second request in a process moves the offset.
     Check(repeats_what_was_not_received, gate=True, when=_keeps),
     Check(writes_nothing_unsolicited, when=_asked),
     Check(accepts_many_requests, when=_asked),

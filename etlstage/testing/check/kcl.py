@@ -1,7 +1,7 @@
 """
-What a record processor should do.
+Checks of record processors.
 
-Each check is a life of the processor, or some, under a daemon of ours: see
+Each check runs the processor once, or several times, under our own daemon: see
 :class:`~etlstage.testing.kcl.ProcessorUnderTest`.
 """
 
@@ -34,10 +34,10 @@ _Columns: TypeAlias = Mapping[str, Sequence[Any]]
 
 _FIRST: Final = 49590338271490256608559692538361571095921575989136588898
 _SHARD: Final = "shardId-000000000000"
-_MANY: Final = 10_000  # records of an action, the most that a daemon gives
-_ENOUGH: Final = 12  # records, in which a processor has checkpointed if it ever does
+_MANY: Final = 10_000  # records: the most that a daemon gives in an action
+_ENOUGH: Final = 12  # records after which a processor has checkpointed if it ever does
 _SELDOM: Final = f"it does not checkpoint in processRecords, within {_ENOUGH} records"
-_MOMENT: Final = 0.1  # seconds in which a status too many would come
+_MOMENT: Final = 0.1  # seconds within which an extra status would come
 _PAUSE: Final = 6.0  # seconds: published clients wait 5 between two tries
 
 
@@ -66,7 +66,7 @@ def _records(
     first: int = 0,
     columns: _Columns | None = None,
 ) -> AnnotatedRun:
-    """Return so many records, with other columns than those that any has."""
+    """Return ``count`` records; ``columns`` add to the usual ones, or replace them."""
     named: dict[str, Sequence[Any]] = {
         RecordColumn.SEQUENCE: [str(_FIRST + first + n) for n in range(count)],
         RecordColumn.PARTITION: [f"key-{n % 7}" for n in range(count)],
@@ -85,7 +85,7 @@ async def _ended(processor: ProcessorUnderTest, why: FarewellReason) -> None:
 async def _life(
     subject: Subject, *actions: AnnotatedRun, position: object = None, more: float = 0.0
 ) -> ProcessorUnderTest:
-    """Return what was given actions, and then ended its shard."""
+    """Return a processor that was given actions, and then the end of its shard."""
     async with _daemon(subject, position, more=more) as processor:
         for action in actions:
             await processor.give(action)
@@ -95,9 +95,9 @@ async def _life(
 
 async def initializes(subject: Subject) -> None:
     """
-    It answers ``initialize`` with one status, and goes when its lease is lost.
+    The processor answers ``initialize`` with one status, and exits after ``leaseLost``.
 
-    Flush stdout behind each line: the daemon waits for it.
+    Flush stdout after each line: the daemon waits for it.
     """
     async with _daemon(subject) as processor:
         await _ended(processor, FarewellReason.LOST)
@@ -105,10 +105,10 @@ async def initializes(subject: Subject) -> None:
 
 async def answers_each_action_once(subject: Subject) -> None:
     """
-    One status for each action, which names it.
+    Each action is answered with one status that names it.
 
-    A second one would be taken for the answer to the next action, which is then lost;
-    is a callback called twice?
+    A second status would be taken for the answer to the next action, which is then
+    lost. Is a callback called twice?
     """
     async with _daemon(subject) as processor:
         for place in range(3):
@@ -120,7 +120,7 @@ async def answers_each_action_once(subject: Subject) -> None:
 
 
 async def writes_nothing_else_to_stdout(subject: Subject) -> None:
-    """What it writes for people belongs on stderr: a daemon logs it as unexpected."""
+    """Output for people belongs on stderr: on stdout a daemon logs it as unexpected."""
     processor = await _life(subject, _records(subject))
     if processor.noise:
         lines = counted(len(processor.noise), "line")
@@ -140,17 +140,17 @@ async def checkpoints_at_all(subject: Subject) -> None:
 
 
 async def checkpoints_what_was_delivered(subject: Subject) -> None:
-    """A number that was not delivered, or is behind the last checkpoint, is refused."""
+    """A checkpoint at an undelivered record, or before the last one, is refused."""
     actions = (_records(subject, 4, 4 * place) for place in range(3))
     (await _life(subject, *actions)).blame_illegal()
 
 
 async def checkpoints_the_end_of_a_shard(subject: Subject) -> None:
     """
-    Without a checkpoint in ``shardEnded`` the shards behind this one never begin.
+    Without a checkpoint in ``shardEnded`` the shards that follow this one never begin.
 
-    Ask without a sequence number: that of the last record does not count if it was
-    checkpointed before.
+    Checkpoint without a sequence number: that of the last record does not count if it
+    was checkpointed before.
     """
     async with _daemon(subject) as processor:
         await processor.give(_records(subject))
@@ -158,13 +158,13 @@ async def checkpoints_the_end_of_a_shard(subject: Subject) -> None:
 
 
 async def checkpoints_the_end_of_an_empty_shard(subject: Subject) -> None:
-    """Also where no record was delivered."""
+    """The end of a shard is checkpointed even if no record was delivered."""
     async with _daemon(subject) as processor:
         await _ended(processor, FarewellReason.ENDED)
 
 
 async def checkpoints_the_end_again_when_throttled(subject: Subject) -> None:
-    """A store may have too much to do: try it again, within the action."""
+    """The checkpoint store may be overloaded: retry within the action."""
     number = len((await _life(subject)).asked)
     throttled = _failed(number, THROTTLING)
     async with _daemon(subject, None, throttled, more=_PAUSE) as processor:
@@ -172,7 +172,7 @@ async def checkpoints_the_end_again_when_throttled(subject: Subject) -> None:
 
 
 async def _survives(subject: Subject, error: str) -> ProcessorUnderTest:
-    """Return what was given records, its first checkpoint answered with an error."""
+    """Return a processor given records, its first checkpoint answered by an error."""
     failed = _failed(1, error)
     async with _daemon(subject, None, failed, more=_PAUSE) as processor:
         for place in range(0, _ENOUGH, 3):
@@ -185,20 +185,20 @@ async def _survives(subject: Subject, error: str) -> ProcessorUnderTest:
 
 
 async def survives_throttling(subject: Subject) -> None:
-    """A checkpoint that is throttled is no reason to exit."""
+    """The processor does not exit if a checkpoint is throttled."""
     await _survives(subject, THROTTLING)
 
 
 async def survives_a_store_that_fails(subject: Subject) -> None:
-    """So is one whose store has failed."""
+    """The processor does not exit if the checkpoint store fails."""
     await _survives(subject, DEPENDENCY)
 
 
 async def survives_a_lost_lease(subject: Subject) -> None:
     """
-    A checkpoint that is answered with ``ShutdownException``: the lease is another's.
+    ``ShutdownException`` as the answer to a checkpoint means that the lease is lost.
 
-    ``leaseLost`` follows; until then all is answered.
+    ``leaseLost`` follows; until then the processor answers every action.
     """
     processor = await _survives(subject, SHUTDOWN)
     again = sum(
@@ -209,7 +209,7 @@ async def survives_a_lost_lease(subject: Subject) -> None:
 
 
 async def survives_an_unknown_error(subject: Subject) -> None:
-    """A daemon answers with the name of any exception of Java; to exit ends them all."""
+    """Any Java exception may answer a checkpoint; exiting ends the whole daemon."""
     try:
         await _survives(subject, "NullPointerException")
     except WorkerMisbehaved as error:
@@ -217,7 +217,7 @@ async def survives_an_unknown_error(subject: Subject) -> None:
 
 
 async def lets_go_of_a_lost_lease(subject: Subject) -> None:
-    """In ``leaseLost`` there is no checkpoint: the shard is another's."""
+    """There must be no checkpoint in ``leaseLost``: another runner has the shard."""
     async with _daemon(subject) as processor:
         await processor.give(_records(subject))
         await _ended(processor, FarewellReason.LOST)
@@ -228,9 +228,10 @@ async def lets_go_of_a_lost_lease(subject: Subject) -> None:
 
 async def answers_a_request_to_shut_down(subject: Subject) -> None:
     """
-    ``shutdownRequested`` is answered, and then ``leaseLost``.
+    The processor answers ``shutdownRequested``, and then ``leaseLost``.
 
-    It is the last time that it may checkpoint: what it does not, comes again.
+    This is its last chance to checkpoint; records without a checkpoint are processed
+    again.
     """
     assert isinstance(subject.dialect, KclDialect)
     if subject.dialect.version is Version.LEGACY:
@@ -248,7 +249,7 @@ async def answers_a_request_to_shut_down(subject: Subject) -> None:
 
 
 async def begins_at_any_checkpoint(subject: Subject) -> None:
-    """After a restart it is given what is behind its last checkpoint, and no more."""
+    """After a restart the processor gets only the records after its last checkpoint."""
     total = 8
     actions = (_records(subject, 4, place) for place in range(0, total, 4))
     processor = await _life(subject, *actions)
@@ -260,14 +261,14 @@ async def begins_at_any_checkpoint(subject: Subject) -> None:
 
 
 async def exits_when_stdin_ends(subject: Subject) -> None:
-    """A daemon that is gone sends nothing: the end of stdin is the end."""
+    """A daemon that is gone sends nothing: the processor exits when its stdin ends."""
     async with _daemon(subject) as processor:
         await processor.give(_records(subject))
         await processor.exited()
 
 
 async def exits_when_an_answer_does_not_come(subject: Subject) -> None:
-    """Stdin may end in place of the answer to a checkpoint."""
+    """Stdin may end instead of the answer to a checkpoint."""
     async with _daemon(
         subject, None, Fault(FaultKind.END_INPUT, number=1)
     ) as processor:
@@ -285,7 +286,7 @@ async def exits_when_an_answer_does_not_come(subject: Subject) -> None:
 
 
 async def waits_for_a_late_answer(subject: Subject) -> None:
-    """A checkpoint may take a while; nothing else is sent meanwhile."""
+    """The answer to a checkpoint may take a while; nothing else is sent meanwhile."""
     late = Fault(FaultKind.PAUSE, Moment.CHECKPOINT, number=1, seconds=0.5)
     async with _daemon(subject, None, late) as processor:
         await processor.give(_records(subject))
@@ -293,18 +294,18 @@ async def waits_for_a_late_answer(subject: Subject) -> None:
 
 
 async def accepts_no_records(subject: Subject) -> None:
-    """A list may be empty, also the first one; so that it can act by time."""
+    """Any list of records may be empty, so that processors can act by time."""
     actions = (_records(subject, count) for count in (0, 3, 0))
     (await _life(subject, *actions)).blame_illegal()
 
 
 async def accepts_many_records(subject: Subject) -> None:
-    """There may be 10,000 in an action, a line of several megabytes."""
+    """An action may have 10,000 records, in a line of several megabytes."""
     await _life(subject, _records(subject, _MANY), more=_PAUSE)
 
 
 async def accepts_records_without_data(subject: Subject) -> None:
-    """Their data may be empty."""
+    """The data of a record may be empty."""
     await _life(subject, AnnotatedRun([b""] * 3, **_records(subject).columns))
 
 
@@ -315,7 +316,7 @@ async def accepts_keys_beyond_ascii(subject: Subject) -> None:
 
 
 async def accepts_records_that_were_put_as_one(subject: Subject) -> None:
-    """Their sequence number is the same, and their sub-sequence numbers differ."""
+    """Aggregated records share a sequence number and differ in sub-sequence numbers."""
     numbers: _Columns = {
         RecordColumn.SEQUENCE: [str(_FIRST)] * 3,
         RecordColumn.SUB: [0, 1, 2],
@@ -324,7 +325,7 @@ async def accepts_records_that_were_put_as_one(subject: Subject) -> None:
 
 
 async def begins_within_records_that_were_put_as_one(subject: Subject) -> None:
-    """The checkpoint that ``initialize`` names may have a sub-sequence number."""
+    """The checkpoint in ``initialize`` may have a sub-sequence number."""
     numbers: _Columns = {
         RecordColumn.SEQUENCE: [str(_FIRST)] * 2,
         RecordColumn.SUB: [2, 3],

@@ -1,4 +1,4 @@
-"""What a worker of dialect ``marker`` should do beside what any worker should."""
+"""Checks of workers of dialect ``marker``, in addition to those of any dialect."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WORDS: Final = Markers(b"<EOM>", b"[EOP]", b"(EOB)", b"{BNC}", b"/ERR/")
 
 
 async def accepts_every_byte(subject: Subject) -> None:
-    """A message may have any byte that is no marker; it is answered, or refused."""
+    """A message may have any byte that is not a marker; it is answered or refused."""
     markers = _dialect(subject).markers
     unused = set(range(256)) - set(b"".join(markers.named.values()))
     await takes(subject, bytes(sorted(unused)))
@@ -30,18 +30,18 @@ async def accepts_every_byte(subject: Subject) -> None:
 
 async def reads_its_markers_from_the_environment(subject: Subject) -> None:
     """
-    A stage may choose its markers: a worker finds them in ``ETLSTAGE_EOM`` and so on.
+    The worker reads its markers from ``ETLSTAGE_EOM`` and so on: a stage may set them.
 
-    Only where messages may contain the default ones is another choice needed.
+    Other markers are needed only if messages may contain the default ones.
     """
     await _speaks(subject, _BYTES, "other markers than the default ones")
 
 
 async def accepts_markers_of_several_bytes(subject: Subject) -> None:
     """
-    A marker may have several bytes, and be read in parts.
+    A marker may have several bytes, which may arrive in several reads.
 
-    Look for it also in what is left of the last read.
+    Also look for it across the end of the previous read.
     """
     try:
         await _speaks(subject, _BYTES, "")
@@ -75,7 +75,7 @@ async def _speaks(subject: Subject, markers: Markers, which: str) -> Stage:
     runs: Sequence[Run] = [[message] for message in subject.messages(2)]
     own = await subject.expected(runs)
     async with subject.start(stage) as worker:
-        # Most that do not speak them are silent.
+        # Most workers that do not speak them are silent.
         worker.timeout = min(worker.timeout, 1 + 4 * subject.pace)
         try:
             replies = [r for run in runs for r in await worker.exchange(run)]

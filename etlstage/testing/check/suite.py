@@ -1,13 +1,12 @@
 """
-What a check is, and what comes of all of them.
+Define checks, run them, and collect what they find.
 
-The suite is data: a check is an async function with a name and a docstring that the
-user is shown. It returns if all is well, and raises what it has found.
+The suite is data: a check is an async function whose name and docstring are shown to
+the user. It returns if all is well, and raises an exception for what it has found.
 
-It compares the worker's replies to the same messages in two processes: one that
-was given them whole and one after the other, and one that was given them in another
-way. So a worker may keep what it likes from message to message, and a check need not
-know what is right.
+A check compares the worker's replies to the same messages in two processes: one is
+given them whole and one after the other, the other in another way. So a worker may keep
+any state from message to message, and a check need not know which reply is right.
 """
 
 from __future__ import annotations
@@ -52,11 +51,11 @@ __all__ = (
 MESSAGES: Final = tuple(
     b"one two three four five six seven eight nine ten eleven twelve".split()
 )
-"""What a worker is given where there is no sample of what it can process."""
+"""Messages for a worker if there is no sample of those that it can process."""
 
 
 class Advice(Exception):
-    """Raised by a check: it is no breach of the protocol, but its author should know."""
+    """Raised by a check: no breach of the protocol, but its author should know."""
 
     def __init__(self, what: str, transcript: str = "") -> None:
         super().__init__(what)
@@ -94,10 +93,10 @@ class Subject:
 
     Args:
         stage: Its command and all its settings.
-        sample: Messages that it can process; none: words.
+        sample: Messages that it can process; if empty, words are used.
         ranges: Whether it extracts ranges of offsets.
         timeout: How long it may take for anything, in seconds.
-        launch: What starts it.
+        launch: Starts it.
 
     """
 
@@ -113,19 +112,19 @@ class Subject:
     refused: list[tuple[bytes, str]] = field(default_factory=list)
     """Messages that it rejected, and why."""
     given: tuple[bytes, ...] = ()
-    """What it gave to its first request, when it was killed before the next."""
+    """Its output for the first request to a process killed before the next one."""
     chatter: float = 0.0
-    """Bytes to stderr for each message."""
+    """Bytes written to stderr per message."""
     _known: dict[object, list[Reply]] = field(default_factory=dict)
 
     @property
     def dialect(self) -> Dialect:
-        """What it speaks."""
+        """The dialect that it speaks."""
         return self.stage.dialect
 
     @property
     def kit(self) -> DialectKit[Dialect]:
-        """What tests know of that."""
+        """The test kit of its dialect."""
         return kit_of(self.dialect)
 
     @property
@@ -134,7 +133,7 @@ class Subject:
         return self.stage.dialect.shape
 
     def messages(self, count: int) -> list[bytes]:
-        """Return so many messages that it can process; or requests for one."""
+        """Return ``count`` messages that it can process, or requests if it extracts."""
         known = list(self.sample or MESSAGES)
         if self.stage.kind is StageKind.EXTRACT:
             known = [b'{"start": 0, "end": 1}' if self.ranges else b""]
@@ -143,7 +142,7 @@ class Subject:
     def start(
         self, stage: Stage | None = None, *, mute: bool = False
     ) -> WorkerUnderTest:
-        """Return a fresh process, to be entered; see there."""
+        """Return a fresh process, as an async context manager."""
         return WorkerUnderTest(
             stage or self.stage, launch=self.launch, timeout=self.timeout, mute=mute
         )
@@ -166,7 +165,7 @@ class Subject:
     async def expected(
         self, runs: Sequence[Run], *, stage: Stage | None = None
     ) -> list[Reply]:
-        """Return what it replies to these runs when nothing is difficult about them."""
+        """Return its replies to these runs when they are given in the simplest way."""
         key = (tuple(map(tuple, runs)), (stage or self.stage).dialect)
         if key not in self._known:
             self._known[key] = await self.tell(self._one_by_one(runs), stage=stage)
@@ -180,9 +179,9 @@ class Subject:
         stage: Stage | None = None,
     ) -> str:
         """
-        Return how replies differ from those expected, or nothing.
+        Return how replies differ from those expected; empty if they do not.
 
-        Those of a worker that never replies the same are only counted.
+        If a worker's replies vary from process to process, only their number counts.
         """
         wanted = await self.expected(runs, stage=stage)
         if len(wanted) != len(replies):
@@ -211,14 +210,14 @@ class Subject:
         return f"[{', '.join(outputs)}]"
 
     async def settle(self, worker: WorkerUnderTest) -> None:
-        """Close its stdin; it may write no more. That it exits is another check."""
+        """Close its stdin; it may write no more. Other checks require that it exits."""
         worker.close_stdin()
         with anyio.move_on_after(min(self.timeout, 0.3 + self.pace)):
             await worker.exited()
         worker.examine()
 
     async def end(self, worker: WorkerUnderTest) -> None:
-        """Close its stdin; it must exit, and leave nothing behind."""
+        """Close its stdin; it must exit, and leave no process behind."""
         status = await worker.close()
         if worker.left:
             left = counted(worker.left, "process", "processes")
@@ -234,22 +233,22 @@ class Subject:
         raise Advice(what, worker.transcript.shown(self.dialect))
 
     def note(self, run: Run, replies: Sequence[Reply]) -> None:
-        """Keep which messages were refused."""
+        """Record which messages were refused."""
         for message, reply in zip(run, replies, strict=False):
             if reply.refused is not None:
                 self.refused.append((message, reply.refused))
 
 
-_AT_ONCE: Final = 3  # checks, where they don't disturb each other
+_AT_ONCE: Final = 3  # checks at a time, where they don't disturb each other
 
 
 class Verdict(Enum):
-    """What came of a check."""
+    """The outcome of a check."""
 
     PASSED = "passed"
     FAILED = "failed"
     ADVICE = "advice"
-    """Nothing is wrong, but its author should know."""
+    """Nothing is wrong, but the worker's author should know."""
     NOT_APPLICABLE = "not applicable"
 
 
@@ -259,11 +258,11 @@ class Check:
     One thing that a worker should do.
 
     Args:
-        function: Does it; its name and docstring are those of the check.
-        gate: Whether nothing else is of interest if it fails.
-        last: Whether it looks at what the others have seen.
-        when: Returns why a subject has no need of it; nothing if it does.
-        promised: Whether it is only for a stage that promises something of its replies.
+        function: Performs it; its name and docstring are those of the check.
+        gate: Whether the other checks are skipped if it fails.
+        last: Whether it runs last, as it evaluates what the others have observed.
+        when: Returns why it does not apply to a subject; empty if it does.
+        promised: Whether it is only for a stage with ``expect``.
 
     """
 
@@ -275,12 +274,12 @@ class Check:
 
     @property
     def name(self) -> str:
-        """As users know it."""
+        """The name shown to users."""
         return self.function.__name__.strip("_").replace("_", " ")
 
     @property
     def purpose(self) -> str:
-        """The first paragraph of that, on one line."""
+        """The first paragraph of :attr:`meaning`, on one line."""
         first = self.meaning.partition("\n\n")[0].replace("``", "")
         return " ".join(first.split())
 
@@ -291,7 +290,7 @@ class Check:
 
 
 class Finding(NamedTuple):
-    """What came of one check."""
+    """The result of one check."""
 
     check: Check
     verdict: Verdict
@@ -300,10 +299,10 @@ class Finding(NamedTuple):
     """The transcript, as text."""
     seconds: float = 0.0
     blocked: bool = False
-    """It was not made, since one that shows more has failed."""
+    """Whether it was skipped because a gate has failed."""
 
     def lines(self) -> list[str]:
-        """Return what a person is shown."""
+        """Return the finding as text for people."""
         verdicts = {
             Verdict.PASSED: "ok",
             Verdict.FAILED: "FAIL",
@@ -325,10 +324,10 @@ async def check_worker(
     subject: Subject, *, found: Callable[[Finding], None] | None = None
 ) -> list[Finding]:
     """
-    Make all checks that there are for such a worker.
+    Run all checks that apply to a worker.
 
-    Those of a transform worker run a few at once. Others might disturb each other:
-    what they load, or how far they have read, is in one place.
+    Those of a transform worker run a few at a time. Those of others might disturb each
+    other, as they share where they load to, or how far they have read.
 
     Args:
         subject: The worker.
@@ -366,7 +365,7 @@ async def check_worker(
         show()
 
     for some in _turns(checks):
-        if len(some) == 1:  # its errors are then not those of a group
+        if len(some) == 1:  # its errors are then not wrapped in a group
             await make(*some)
             continue
         async with anyio.create_task_group() as group:
@@ -384,7 +383,7 @@ def assert_conforms(
     timeout: float = 5.0,
 ) -> None:
     """
-    Check a worker; for a test in somebody's suite.
+    Check a worker, from a test in any test suite.
 
     ::
 
@@ -393,7 +392,7 @@ def assert_conforms(
 
     Args:
         command: Program and arguments; or a stage, if there are more settings.
-        kind: Of the stage, where it is not given.
+        kind: Kind of the stage, if ``command`` is not a stage.
         sample: Messages that the worker can process; by default, words.
         ranges: Whether an extract worker is asked for ranges of offsets.
         timeout: How long it may take for anything, in seconds.
@@ -416,7 +415,7 @@ def assert_conforms(
 
 
 def summary(findings: Sequence[Finding]) -> str:
-    """Return one line about all."""
+    """Return one line that summarizes all findings."""
     counts = {
         verdict: sum(1 for finding in findings if finding.verdict is verdict)
         for verdict in Verdict
@@ -426,7 +425,7 @@ def summary(findings: Sequence[Finding]) -> str:
 
 
 def _turns(checks: Sequence[Check]) -> Iterator[list[int]]:
-    """Yield which checks may run at once: each gate alone, and first."""
+    """Yield which checks may run at once: first each gate alone."""
     numbered = list(enumerate(checks))
     yield from ([number] for number, check in numbered if check.gate)
     for last in (False, True):
@@ -439,7 +438,7 @@ def _checks(subject: Subject) -> list[Check]:
     extracts = subject.stage.kind is StageKind.EXTRACT
     checks = [*(extracting.CHECKS if extracts else speaking.CHECKS)]
     if subject.shape is Shape.COMMITTED:
-        checks = []  # these compare replies, and such a worker has none
+        checks = []  # they compare replies, and such a worker has none
     if not subject.stage.expect.given:
         checks = [check for check in checks if not check.promised]
     own = _own(subject.dialect.name)
@@ -448,14 +447,14 @@ def _checks(subject: Subject) -> list[Check]:
 
 
 def _own(dialect: str) -> Sequence[Check]:
-    """Return the checks of a dialect beside those of any."""
+    """Return a dialect's checks in addition to those of any dialect."""
     name = f"{__package__}.{dialect}"
     checks: Sequence[Check] = import_module(name).CHECKS if find_spec(name) else ()
     return checks
 
 
 def known_checks() -> Iterator[tuple[str, Sequence[Check]]]:
-    """Yield all checks that there are, by whom they are for."""
+    """Yield all checks, grouped by the workers that they are for."""
     from etlstage.testing.check import extracting, speaking
 
     yield "workers that are given messages", speaking.CHECKS

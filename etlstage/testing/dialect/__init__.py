@@ -1,9 +1,9 @@
 """
-The side of a dialect that faces tests: recordings, transcripts, checks.
+Test kits of dialects, for recordings, transcripts and checks.
 
-A stage needs none of it. What a dialect knows better than any is in the module with its
-name, and an entry point names that of a dialect of another package; one that has no kit
-of its own has a plain one: bytes as Python writes them, and a conversation in one piece.
+A stage needs none of them. A dialect's kit is in the module with the dialect's name;
+for a dialect of another package, an entry point names it. A dialect without a kit of
+its own has a plain one: bytes as Python writes them, and a conversation in one piece.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ __all__ = ("GROUP", "KITS", "DialectKit", "FrameReader", "kit_of", "ready", "sho
 
 
 KITS: Final = {"marker": "MarkerKit", "cocaine": "CocaineKit", "kcl": "KclKit"}
-"""Names of dialects, and their kits in the modules of these names."""
+"""Kits by the name of their dialect, which is also that of their module."""
 GROUP: Final = "etlstage.testing.dialects"
-"""Of entry points, by which other packages name the kits of their dialects."""
+"""Group of entry points by which other packages name the kits of their dialects."""
 
 _LIMITS: Final = Limits()
-_LONG: Final = 48  # bytes that are shown, half of them from the end
+_LONG: Final = 48  # bytes shown at most, half of them from the end
 
 D_co = TypeVar("D_co", bound=Dialect, covariant=True)
 
 
 class FrameReader(Protocol):
-    """Makes text of what two sides send, where bytes alone mean nothing to a person."""
+    """Renders what two sides send as text, where bytes mean nothing to a person."""
 
     def read(self, side: Side, data: bytes) -> list[str]:
-        """Return, once, what a side has sent that is complete now, a text for each."""
+        """Return texts for what a side has sent that ``data`` completes."""
         ...
 
 
 class DialectKit(Generic[D_co]):
     """
-    What tests know of a dialect; override what it knows better.
+    A plain test kit; a dialect's own kit overrides what it can do better.
 
     Args:
-        dialect: With its settings.
+        dialect: The dialect, with its settings.
 
     """
 
@@ -51,34 +51,33 @@ class DialectKit(Generic[D_co]):
         self._dialect: Final = dialect
 
     def shown(self, data: bytes) -> str:
-        """Return ``data`` as printable ASCII, with what bounds messages by name."""
+        """Return ``data`` as printable ASCII, with delimiters of messages by name."""
         return repr(data)[2:-1]
 
     def reader(self) -> FrameReader | None:
-        """Return what reads a conversation to people; None: :meth:`shown` does."""
+        """Return a reader that renders a conversation; None: :meth:`shown` does."""
         return None
 
     def unsolicited(self, data: bytes) -> str:
-        """Return the error of a worker that wrote ``data`` when no reply was due."""
+        """Return the error for a worker that wrote ``data`` when no reply was due."""
         return f"wrote unsolicited output: {self.shown(data)}"
 
     def cut(self, side: Side, data: bytes) -> list[bytes]:
         """
-        Return what a side wrote, cut behind each request or reply.
+        Return what a side wrote, cut after each request or reply.
 
         One request and one reply are a turn. The last piece, which may be empty, is
-        what does not end yet. Nothing is judged: the worker may have broken the
-        protocol.
+        incomplete. Nothing is validated: the worker may have broken the protocol.
         """
         return [data]
 
     def exchanges(self, side: Side, data: bytes) -> list[bytes]:
-        """Return what a side sent in each exchange, as far as it sends it each time."""
+        """Return what a side sent in each exchange, without what varies by run."""
         *pieces, rest = self.cut(side, data)
         return [*pieces, rest] if rest else pieces
 
     def raw(self, messages: Sequence[bytes]) -> bytes:
-        """Return what a worker must read to answer ``messages`` as its first exchange."""
+        """Return what a worker has to read for ``messages`` as its first exchange."""
         longest = max(map(len, messages), default=0)
         ours = ready(self._dialect, Limits(longest + 1))
         ours.send(Opened(1, messages, each=False), 0.0)
@@ -86,16 +85,16 @@ class DialectKit(Generic[D_co]):
 
 
 def ready(dialect: Dialect, limits: Limits = _LIMITS) -> DialectSession:
-    """Return our side of a conversation with a worker that has reported that it is ready."""
+    """Return our side of a conversation whose worker has reported ready."""
     ours, theirs = (dialect.open(side, limits) for side in Side)
     theirs.send(Ready(), 0.0)
     ours.receive_data(b"".join(theirs.data_to_send()), 0.0)
-    ours.data_to_send()  # it may answer that
+    ours.data_to_send()  # drops its answer to that, if any
     return ours
 
 
 def shortened(data: bytes) -> str:
-    """Return bytes as Python has them, without the ``b``; of many, both ends."""
+    """Return bytes as Python writes them, without the ``b``; of many, both ends."""
     if len(data) <= _LONG:
         return repr(data)[1:]
     half = _LONG // 2
@@ -108,7 +107,7 @@ def kit_of(dialect: Dialect) -> DialectKit[Dialect]:
     Return the kit of a dialect.
 
     Raises:
-        ConfigError: If an entry point names something else.
+        ConfigError: If an entry point names what is not a kit.
 
     """
     name = dialect.name

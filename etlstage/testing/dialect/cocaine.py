@@ -1,8 +1,8 @@
 """
-What tests know of dialect ``cocaine``: frames by their names, and as they were written.
+The test kit of dialect ``cocaine``: frames by name, and as they were written.
 
-Nothing here judges what may follow what; it is for who shows them to people, or stands
-between the two.
+Nothing here validates the order of frames: it is for code that shows them to people, or
+that sits between the two sides.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from etlstage.testing.dialect import DialectKit, shortened
 
 __all__ = ("CocaineKit", "CocaineReader", "PassedFrame", "Passing")
 
-_LARGEST: Final = 2**31  # bytes; who sends more has been stopped elsewhere
+_LARGEST: Final = 2**31  # bytes; a side that sends more is stopped elsewhere
 
 
 class CocaineKit(DialectKit[CocaineDialect]):
     """Finds the frames of sessions."""
 
     def reader(self) -> CocaineReader:
-        """Return what names frames, and shows what they carry."""
+        """Return a reader that names frames, and shows their arguments."""
         return CocaineReader(self._dialect.protocol)
 
     def cut(self, side: Side, data: bytes) -> list[bytes]:
-        """Return what a side wrote, cut behind each end of its half of a session."""
+        """Return what a side wrote, cut after each end of its half of a session."""
         passing, pieces = Passing(self._dialect.spoken), [b""]
         for passed in passing.read(side, data):
             pieces[-1] += passed.raw
             words = passing.words
-            # Before version 1 a choke comes behind an error.
+            # Before version 1 a choke follows an error.
             ends = passed.name == "error" and words is not None and words.error_ends
             if ends or passed.name == "choke":
                 pieces.append(b"")
@@ -43,7 +43,7 @@ class CocaineKit(DialectKit[CocaineDialect]):
         return pieces
 
     def exchanges(self, side: Side, data: bytes) -> list[bytes]:
-        """Return what a side sent in each session; names and heartbeats differ."""
+        """Return what a side sent in each session; other frames vary between runs."""
         frames: dict[int, bytes] = {}
         for passed in Passing(self._dialect.spoken).read(side, data):
             if passed.session is not None:
@@ -59,10 +59,10 @@ class CocaineKit(DialectKit[CocaineDialect]):
 
 class CocaineReader:
     """
-    Reads what two sides send each other, in the order in which they do.
+    Renders what two sides send each other, in the order in which they send it.
 
     Args:
-        version: Of the protocol; ``AUTO``: as the worker begins.
+        version: Version of the protocol; ``AUTO``: as the worker begins.
 
     """
 
@@ -70,34 +70,34 @@ class CocaineReader:
         self._passing = Passing(version)
 
     def read(self, side: Side, data: bytes) -> list[str]:
-        """Return what is complete now; what is no frame comes as it is."""
+        """Return texts for what is complete now; other data is shown as it is."""
         return [_frame_text(passed) for passed in self._passing.read(side, data)]
 
 
 class PassedFrame(NamedTuple):
-    """What a side has sent that is complete."""
+    """A frame that is complete, or other data of a side."""
 
     raw: bytes
-    """As it was written."""
+    """The bytes as they were written."""
     frame: object = None
-    """What that means, if anything."""
+    """Those bytes decoded; None if they can't be."""
     name: str = ""
-    """Such as ``chunk``; empty if it is no frame."""
+    """Such as ``chunk``; empty if it is not a frame."""
     session: int | None = None
-    """Which session it is about; None: the connection."""
+    """The session that it is about; None: the connection."""
     arguments: tuple[object, ...] = ()
     headers: object = ()
 
 
 class Passing:
     """
-    Names what two sides send each other, in the order in which they do.
+    Names the frames that two sides send each other, in the order of sending.
 
     Args:
-        version: Of the protocol; ``AUTO``: as the worker begins.
+        version: Version of the protocol; ``AUTO``: as the worker begins.
 
     Attributes:
-        words: The forms of frames; None if they are not known yet.
+        words: The version's form of frames; None if it is not known yet.
 
     """
 
@@ -108,7 +108,7 @@ class Passing:
         self._invoked: set[int] = set()
 
     def read(self, side: Side, data: bytes) -> Iterator[PassedFrame]:
-        """Yield what is complete now; what is no frame comes as it is."""
+        """Yield what is complete now; what is not a frame comes as it is."""
         for raw, frame in self._streams[side].cut(data):
             match frame:
                 case (int(first), int(second), tuple(arguments), *rest):
@@ -119,7 +119,7 @@ class Passing:
                     yield PassedFrame(raw, frame)
 
     def rest(self, side: Side) -> bytes:
-        """Return, once, what is not complete."""
+        """Return, once, what a side has sent that is incomplete."""
         return self._streams[side].rest()
 
     def _name(self, side: Side, first: int, second: int) -> tuple[str, int | None]:
@@ -132,7 +132,7 @@ class Passing:
         return self._session(words, side, number, kind), number
 
     def _control(self, words: Words, kind: int) -> str:
-        # What a handshake is at first may be a heartbeat later.
+        # The number of a handshake may later be that of a heartbeat.
         if kind == words.handshake and not self._shaken:
             self._shaken = True
             return "handshake"
@@ -152,7 +152,7 @@ class _Stream:
     def __init__(self) -> None:
         self._frames = Frames(_LARGEST)
         self._waiting = bytearray()
-        self._begin = 0  # of what waits, in all that came
+        self._begin = 0  # offset of ``_waiting`` in all data
         self._broken = False
 
     def cut(self, data: bytes) -> Iterator[tuple[bytes, object]]:
@@ -173,7 +173,7 @@ class _Stream:
             yield self.rest(), None
 
     def rest(self) -> bytes:
-        """Return, once, what makes no frame yet."""
+        """Return, once, what does not make a frame yet."""
         rest = bytes(self._waiting)
         self._waiting.clear()
         return rest

@@ -1,4 +1,4 @@
-"""What tests know of dialect ``kcl``: actions and answers by their names."""
+"""The test kit of dialect ``kcl``: actions and answers by name."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from etlstage.testing.dialect import DialectKit, shortened
 
 __all__ = ("KclKit", "KclReader")
 
-_LARGEST: Final = 2**31  # bytes; who sends more has been stopped elsewhere
-_SHOWN: Final = 6  # records that are shown, half of them the last ones
+_LARGEST: Final = 2**31  # bytes; a side that sends more is stopped elsewhere
+_SHOWN: Final = 6  # records shown at most, half of them the last ones
 
 
 class KclKit(DialectKit[KclDialect]):
-    """Begins the life of a processor."""
+    """Cuts conversations at lines, and shows records decoded."""
 
     def reader(self) -> KclReader:
-        """Return what names actions, and shows their records decoded."""
+        """Return a reader that names actions, and shows their records decoded."""
         return KclReader()
 
     def cut(self, side: Side, data: bytes) -> list[bytes]:
         """
-        Return what a side wrote, cut behind each line that has a reply, or is one.
+        Return what a side wrote, cut after each line that has a reply, or is one.
 
-        An action has a checkpoint or a status for a reply, and so has the answer to a
-        checkpoint. What a processor prints is a part of what comes next.
+        The reply to an action, or to the answer to a checkpoint, is a checkpoint or a
+        status. Anything else that a processor prints is part of the next piece.
         """
         understood = read_object if side is Side.SUPERVISOR else read_reply
         pieces, begun = [], b""
@@ -49,7 +49,7 @@ class KclKit(DialectKit[KclDialect]):
         return [*pieces, begun]
 
     def raw(self, messages: Sequence[bytes]) -> bytes:
-        """Return the messages as a processor reads them, in its first action."""
+        """Return what a processor reads up to its first action, with the messages."""
         session = self._dialect.open(
             Side.SUPERVISOR, Limits(), batch=max(1, len(messages))
         )
@@ -60,13 +60,13 @@ class KclKit(DialectKit[KclDialect]):
 
 
 class KclReader:
-    """Reads what a daemon and its processor send each other, in any version."""
+    """Renders what a daemon and its processor send each other, in any version."""
 
     def __init__(self) -> None:
         self._lines = {side: Lines(_LARGEST) for side in Side}
 
     def read(self, side: Side, data: bytes) -> list[str]:
-        """Return what is complete now; what is no message comes as it is."""
+        """Return texts for what is complete now; noise is shown as it is."""
         lines = self._lines[side].feed(data)
         return [text for line in lines for text in _texts(side, line)]
 

@@ -1,4 +1,4 @@
-"""What tests know of dialect ``marker``: where markers are, all is known."""
+"""The test kit of dialect ``marker``, which needs only the places of markers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class MarkerKit(DialectKit[MarkerDialect]):
         return self._dialect.markers.shown(data)
 
     def unsolicited(self, data: bytes) -> str:
-        """Return what a worker did that wrote ``data`` with nothing outstanding."""
+        """Return the error for a worker that wrote ``data`` when no reply was due."""
         text = self._dialect.markers.unsolicited(data)
         if self._dialect.mode is Mode.BATCH_SUPERVISOR and self._dialect.eob_after_full:
             text += (
@@ -31,7 +31,7 @@ class MarkerKit(DialectKit[MarkerDialect]):
         return text
 
     def cut(self, side: Side, data: bytes) -> list[bytes]:
-        """Return what a side wrote, cut behind each request or reply."""
+        """Return what a side wrote, cut after each request or reply."""
         pieces, at = [], 0
         for end in self._ends(side).finditer(data):
             pieces.append(data[at : end.end()])
@@ -48,11 +48,11 @@ class MarkerKit(DialectKit[MarkerDialect]):
         return wire + eob + (eom if dialect.eob_then_eom else b"")
 
     def _ends(self, side: Side) -> re.Pattern[bytes]:
-        """Return what finds where a request ends, or a reply, or one more is wanted."""
+        """Return a pattern for the ends of requests or of replies, and for BNC."""
         dialect = self._dialect
         eom, eop, eob, bnc, err = (marker or b"" for marker in dialect.markers)
         eob += eom * dialect.eob_then_eom
-        # Where two of one direction differ, none is a part of the other.
+        # Different markers of one direction do not contain each other.
         if side is Side.WORKER:
             ends = [eom] if dialect.mode is Mode.PLAIN else [eop, bnc, err]
         else:

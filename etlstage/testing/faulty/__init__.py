@@ -1,1 +1,1 @@
-"""Faults from outside, that befall any worker: a launch that wraps another."""
+"""Faults that any worker has from outside: a launch that wraps another."""

@@ -1,9 +1,9 @@
 """
-A worker of dialect ``cocaine`` that suffers: frames, each as it was written.
+A worker of dialect ``cocaine`` with faults: frames, each as it was written.
 
-A message is a chunk that the worker is sent. What happens at one happens as soon as the
-worker has it, whatever it has to send of other sessions; what changes a reply changes
-what comes of that session, and of no other. The input ends with our terminate.
+A message is a chunk that the worker is sent. A fault at a message happens as soon as
+the worker has it, whatever is due in other sessions; a fault that changes a reply
+changes what comes of that session only. The input ends with our terminate.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ _LOST: Final[Mapping[FaultKind, tuple[Side, str]]] = {
     FaultKind.LOSE_TERMINATE: (Side.WORKER, "terminate"),
 }
 """Which frames don't arrive any more."""
-_CODE: Final = 1  # of an error
+_CODE: Final = 1  # code of an error
 _HEAD: Final = 8  # bytes of a frame that come one by one
-_EMPTY: Final = b"\xa0"  # a string, as msgpack has it
-_LONG: Final = b"\xdb"  # what begins one whose length has four bytes
+_EMPTY: Final = b"\xa0"  # an empty string in msgpack
+_LONG: Final = b"\xdb"  # begins a string whose length has four bytes
 
 
 class CocaineWire(FaultyWire):
-    """The conversation, as the supervisor is to see it; see :class:`FaultyWire`."""
+    """The conversation as the supervisor sees it; see :class:`FaultyWire`."""
 
     has: ClassVar[frozenset[str]] = frozenset({"a connection"})
 
     def follow(self, request: LaunchRequest) -> None:
-        """Begin to understand what is sent."""
+        """Prepare to parse the conversation."""
         dialect = request.dialect
         assert isinstance(dialect, CocaineDialect)
         self.stray = b"stray print\n"
         self._packed = dialect.payload is Payload.MSGPACK
         self._passing = Passing(dialect.protocol)
         self._open: set[int] = set()
-        self._session = 0  # that something is sent to
+        self._session = 0  # session of the last frame sent
         self._shapes: dict[int, list[Fault]] = {}  # by session
-        self._frames: dict[int, list[PassedFrame]] = defaultdict(list)  # of these
+        self._frames: dict[int, list[PassedFrame]] = defaultdict(list)  # held back
         self._lost: set[tuple[Side, str]] = set()
 
     @property
@@ -64,8 +64,8 @@ class CocaineWire(FaultyWire):
     # --- what the worker is sent --------------------------------------------
 
     def _pass_on(self, data: memoryview | bytes) -> int:
-        # Of what there is no room for the last byte is not taken: so who writes comes
-        # again. What it is was read.
+        # While there is no room, the last byte counts as not taken, so that it is
+        # written again. It was parsed already, and is skipped then.
         begin = 1 if self._unsent else 0
         for passed in self._passing.read(Side.SUPERVISOR, bytes(data[begin:])):
             self._tell(passed)
@@ -104,7 +104,7 @@ class CocaineWire(FaultyWire):
                 self._pass_reply(passed.session)
 
     def _ends(self, name: str) -> bool:
-        """Return whether such a frame is the last of a session."""
+        """Return whether a frame of this name is the last of a session."""
         words = self._passing.words
         terminal = words is not None and words.error_ends
         return name == "choke" or (name == "error" and terminal)
@@ -120,7 +120,7 @@ class CocaineWire(FaultyWire):
             return
         shapes = self._noted(faults)
         if any(passed.name == "error" for passed in frames):
-            shapes = {}  # it is wrong already: a refusal
+            shapes = {}  # already wrong: a refusal
         self._spoils(self._spoiled(session, shapes, [passed.raw for passed in frames]))
 
     def _spoiled(
@@ -166,7 +166,7 @@ class CocaineWire(FaultyWire):
         return b"".join(out.take())
 
     def _huge(self, session: int, size: int) -> Iterator[bytes]:
-        """Yield a chunk of so many bytes, of which few are in memory."""
+        """Yield a chunk of ``size`` bytes, few of which are in memory."""
         head = self._chunk(session, b"").removesuffix(_EMPTY)
         length = _LONG + size.to_bytes(4)
         if self._packed:  # a string in a string

@@ -1,8 +1,8 @@
 """
-A record processor that suffers: one action at a time, and checkpoints in between.
+A record processor with faults: one action at a time, and checkpoints in between.
 
-A message is a record. What happens at one happens as soon as the processor has its
-action; what changes a reply changes the status of that action.
+A message is a record. A fault at a message happens as soon as the processor has its
+action; a fault that changes a reply changes the status of that action.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ _LARGEST: Final = 2**31  # bytes of a line
 
 
 class KclWire(FaultyWire):
-    """The conversation, as the supervisor is to see it; see :class:`FaultyWire`."""
+    """The conversation as the supervisor sees it; see :class:`FaultyWire`."""
 
     has: ClassVar[frozenset[str]] = frozenset({"pipes", "checkpoints"})
 
     def follow(self, request: LaunchRequest) -> None:
-        """Begin to understand what is sent."""
+        """Prepare to parse the conversation."""
         assert isinstance(request.dialect, KclDialect)
         self.stray = b"stray print\n"
         self._member = ROWS[request.dialect.version].position
         self._input = Lines(_LARGEST)
-        self._begun = b""  # a line of the processor that has not ended
-        self._asked = 0  # checkpoints
+        self._begun = b""  # an incomplete line of the processor
+        self._asked = 0  # number of checkpoints
         self._in_action = False
         self._unready = False  # its status for initialize is withheld
-        self._shapes: list[Fault] = []  # of the status to come
+        self._shapes: list[Fault] = []  # faults of the next status
 
     @property
     def _idle(self) -> bool:
@@ -75,7 +75,7 @@ class KclWire(FaultyWire):
     # --- what it sends ------------------------------------------------------
 
     def _hear(self, data: bytes) -> None:
-        # Their ends stay as they are, and so do empty ones: a print may end in one.
+        # Line ends are kept, and so are empty lines: a print may end in one.
         lines = (self._begun + data).splitlines(keepends=True)
         self._begun = b"" if lines[-1][-1:] in b"\r\n" else lines.pop()
         for line in lines:
@@ -95,7 +95,7 @@ class KclWire(FaultyWire):
         return rest
 
     def _fails(self, ask: Ask) -> bool:
-        """Do what happens at a checkpoint; return whether it is withheld."""
+        """Inject the faults of a checkpoint; return whether it is withheld."""
         self._asked += 1
         unheard = False
         for fault in self._plan.due(Moment.CHECKPOINT, self._asked, b""):
@@ -140,7 +140,7 @@ def _spoiled(shapes: Mapping[str, Fault], line: bytes) -> Iterator[Step]:
     if "partial" in shapes:
         yield line[: len(line) // 2]
         yield Exit(-SIGKILL)
-    # At once: a status too many that comes late is taken for that of the next action.
+    # At once: a late extra status would be taken for that of the next action.
     line *= 1 + ("twice" in shapes)
     if "cut" not in shapes:
         yield line

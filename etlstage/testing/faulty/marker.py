@@ -1,8 +1,9 @@
 """
-A worker of dialect ``marker`` that suffers: messages and replies in turn.
+A worker of dialect ``marker`` with faults: messages and replies in turn.
 
-A fault at a message happens when all replies before it have been passed on, whatever the
-worker has answered meanwhile: that is dropped. What was sent ahead it may have seen.
+A fault at a message happens when all replies before it have been passed on. If it ends
+the worker, or makes it hang, what the worker has answered meanwhile is dropped; it may
+have seen messages that were sent in advance.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ __all__ = ("MarkerWire",)
 
 
 class MarkerWire(FaultyWire):
-    """The conversation, as the supervisor is to see it; see :class:`FaultyWire`."""
+    """The conversation as the supervisor sees it; see :class:`FaultyWire`."""
 
     has: ClassVar[frozenset[str]] = frozenset({"markers", "pipes"})
 
     def follow(self, request: LaunchRequest) -> None:
-        """Begin to understand what is sent."""
+        """Prepare to parse the conversation."""
         markers = self._markers = MarkerBytes(request.env)
         self._streams = self._dialect.shape is Shape.STREAM
         self._input = Requests(
@@ -36,11 +37,11 @@ class MarkerWire(FaultyWire):
         self._replies = SpoiledReplies(markers, streams=self._streams)
         self.stray: bytes = b"stray print" + markers.eom
         self.eop: bytes = markers.eop
-        self._requests = 0  # complete ones
-        self._turns = 0  # replies that were complete
+        self._requests = 0  # complete requests
+        self._turns = 0  # complete replies
         self._due: deque[tuple[int, Action]] = deque()  # by turns
         self._shapes: deque[tuple[int, Fault]] = deque()  # likewise
-        self._unfinished = b""  # of a reply that is not complete
+        self._unfinished = b""  # an incomplete reply, so far
         self._passed = 0  # bytes of it that were passed on
 
     @property
@@ -49,7 +50,7 @@ class MarkerWire(FaultyWire):
 
     @property
     def undecided(self) -> bool:
-        """Whether it is not known yet how a process that is gone is to have ended."""
+        """Whether the fate to report for an exited process is still undecided."""
         return self.hangs or (
             self._streams and not (self._over or self._child.released)
         )
@@ -85,7 +86,7 @@ class MarkerWire(FaultyWire):
         return rest
 
     def _shaped(self) -> bool:
-        """Return whether something is to be wrong with the reply to come."""
+        """Return whether a fault changes the next reply."""
         return bool(self._shapes) and self._shapes[0][0] <= self._turns
 
     def _pass_reply(self, reply: bytes) -> None:
@@ -95,7 +96,7 @@ class MarkerWire(FaultyWire):
             return
         shapes = {f["kind"]: f for turn, f in self._shapes if turn <= self._turns}
         if reply == self._markers.bnc and self._dialect.shape is Shape.ASKED_BATCH:
-            # A batch is answered as a whole: what is wrong is so with its reply.
+            # A batch is answered as a whole: faults change its reply, not its BNCs.
             self._spoils(self._replies.cut(reply) if "cut" in shapes else [reply])
             return
         while self._shaped():
@@ -105,7 +106,7 @@ class MarkerWire(FaultyWire):
 
     @property
     def _turn(self) -> int:
-        """After how many replies it is the turn of what is written, or came, now."""
+        """Number of replies before the turn of what is written, or received, now."""
         return self._turns if self._streams else self._requests
 
     def _shape(self, fault: Fault) -> None:
@@ -116,7 +117,7 @@ class MarkerWire(FaultyWire):
         self._advance()
 
     def _advance(self) -> None:
-        """Queue what is due now that so many replies are complete."""
+        """Queue what is due after the replies that are complete by now."""
         while self._due and self._due[0][0] <= self._turns:
             self._queue.append(self._due.popleft()[1])
 

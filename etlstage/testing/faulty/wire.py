@@ -1,15 +1,14 @@
 """
-A worker that suffers from faults, as its supervisor is to see it, in any dialect.
+A worker with faults, as its supervisor sees it, in any dialect.
 
-A launch wraps another, and its wire stands between the supervisor and the worker: it
+A launch wraps another, and its wire sits between the supervisor and the worker: it
 counts the messages that pass, holds replies back, changes or invents them, closes what
-the worker has not closed, and sends signals. The words are those of
-:mod:`etlstage.testing.fault`, and so is the luck: a plan with a seed has the same faults
-here as with ``hostile_worker``.
+the worker has not closed, and sends signals. Faults are those of
+:mod:`etlstage.testing.fault`, and random ones are drawn in the same way: a plan with a
+seed has the same faults here as with ``hostile_worker``.
 
-Everything that a worker may read next is a queue: bytes, pauses (a float) and acts. What
-is put into it, and when, the wire of a dialect decides, in the
-module of its name.
+What the supervisor reads next is a queue of bytes, pauses (a float) and actions. The
+wire of a dialect, in the module with its name, decides what is queued, and when.
 """
 
 from __future__ import annotations
@@ -46,36 +45,36 @@ __all__ = (
 _IDLE: Final = 0.05  # seconds without input
 
 Fault: TypeAlias = Mapping[str, Any]
-"""One of a plan, as JSON has it."""
+"""A fault of a plan, as in JSON."""
 Action: TypeAlias = Callable[[], None]
 Item: TypeAlias = bytes | float | Action
-"""What is read next, a pause in seconds, or what is done when nothing else is left."""
+"""What is read next, a pause in seconds, or what is done before going on."""
 
 
 @dataclass(slots=True)
 class Occurrence:
-    """One time that a fault happened."""
+    """One occurrence of a fault."""
 
     stage: str
     fault: int
-    """Which one of the plan, counted from 0."""
+    """Index of the fault in its plan."""
     worker: str
     start: int
     message: int
-    """How many messages of this process had been written, or extracted."""
+    """Number of messages written to this process, or extracted by it, so far."""
     fate: str = ""
-    """What became of the worker, once it is gone."""
+    """How the worker ended, once it has exited."""
 
 
 class FaultyWire(ABC):
     """
-    The conversation, as the supervisor is to see it.
+    The conversation as the supervisor sees it.
 
     Args:
-        wire: The real one.
+        wire: The real wire.
         child: The process.
-        request: What it was started with.
-        plan: What goes wrong.
+        request: The request by which it was started.
+        plan: The faults.
         note: Called with each fault that happens, and the number of messages.
 
     """
@@ -97,9 +96,9 @@ class FaultyWire(ABC):
         self._queue: deque[Item] = deque()
         self._unsent = b""  # to the worker
         self._until: float | None = None  # when a pause ends
-        self._deaf = False  # nothing that the worker sends counts any more
+        self._deaf = False  # what the worker sends is ignored from now on
         self._stalled = False
-        self._over = False  # it is known how it ends
+        self._over = False  # how it ends is decided
         self._stdin_open = True
         self._stdout_open = True
         self._input_ended = False
@@ -115,21 +114,21 @@ class FaultyWire(ABC):
             child.status = _WatchedStatus(child.inner.status, self)
 
     def begin(self) -> None:
-        """Do what happens at the start."""
+        """Inject the faults of the start."""
         self._misbehave("start")
 
     # --- what a dialect decides ---------------------------------------------
 
     has: ClassVar[frozenset[str]]
-    """What faults may be about."""
+    """Which values of :attr:`FaultKind.about` the dialect supports."""
     stray: bytes
-    """What is written by mistake."""
+    """The bytes of a stray print."""
     eop: bytes = b""
-    """What ends a reply, if that is the same for all."""
+    """The bytes that end a reply, if they are the same for all."""
 
     @abstractmethod
     def follow(self, request: LaunchRequest) -> None:
-        """Begin to understand what is sent."""
+        """Prepare to parse the conversation."""
 
     @property
     @abstractmethod
@@ -142,24 +141,24 @@ class FaultyWire(ABC):
 
     @abstractmethod
     def _hear(self, data: bytes) -> None:
-        """Take what the worker has written."""
+        """Process what the worker has written."""
 
     @abstractmethod
     def _rest(self) -> bytes:
-        """Return, at the end, what of that was not passed on."""
+        """Return, at the end, what the worker has written and was not passed on."""
 
     @abstractmethod
     def _shape(self, fault: Fault) -> None:
-        """Have a reply changed."""
+        """Register a fault that changes a reply."""
 
     def _later(self, act: Action) -> None:
-        """Have something done when its time has come."""
+        """Schedule an action for when its turn comes."""
         self._queue.append(act)
 
     # --- what the supervisor writes -----------------------------------------
 
     def write(self, data: memoryview | bytes, /) -> int:
-        """Write what the worker may read; see :class:`~etlstage.transport.Wire`."""
+        """Write to the worker; see :class:`~etlstage.transport.Wire`."""
         if not self._stdin_open:
             raise BrokenPipeError
         if self._deaf:
@@ -170,7 +169,7 @@ class FaultyWire(ABC):
         return taken
 
     def close_write(self) -> None:
-        """End its input, unless it is one that does not end."""
+        """End the worker's input, unless a fault makes the worker outlive it."""
         if self._input_ended:
             return
         self._input_ended = True
@@ -182,20 +181,20 @@ class FaultyWire(ABC):
         self.stop_waiting()
 
     def _see_end(self) -> None:
-        """Do, once, what happens at the end; who is as good as dead sees none."""
+        """Inject the faults of the end, once; a worker as good as dead has none."""
         if not (self._end_seen or self._deaf):
             self._end_seen = True
             self._misbehave("end")
 
     def _end_input(self) -> None:
-        # Who has closed one of its pipes, or hangs, does not end with its input.
+        # A worker that has closed a pipe, or hangs, does not end with its input.
         if self._stdin_open and self._stdout_open and not self._stalled:
             self._wire.close_write()
 
     # --- what it reads ------------------------------------------------------
 
     def read(self, size: int, /) -> bytes | None:
-        """Return what it sends, as far as that is to be heard."""
+        """Return what the supervisor sees of the worker's output."""
         while self._stdout_open:
             if self._queue:
                 head = self._queue[0]
@@ -224,7 +223,7 @@ class FaultyWire(ABC):
         return b""
 
     async def readable(self) -> None:
-        """Wait until there is something; or do what happens when there is nothing."""
+        """Wait until there is data, or inject the faults of an idle worker."""
         if self._queue or not self._stdout_open:
             await self.resumed()
             return
@@ -240,7 +239,7 @@ class FaultyWire(ABC):
         self._misbehave("idle")
 
     def stop_waiting(self) -> None:
-        """Wake who waits."""
+        """Wake the tasks that wait."""
         self._move_on()
         self._wire.stop_waiting()
 
@@ -249,18 +248,18 @@ class FaultyWire(ABC):
         self._moved = anyio.Event()
 
     async def settled(self) -> None:
-        """Wait until it is known how a process that is gone is to have ended."""
+        """Wait until the fate to report for an exited process is decided."""
         while self.undecided:
             await self._moved.wait()
 
     @property
     def undecided(self) -> bool:
-        """Whether it is not known yet how a process that is gone is to have ended."""
+        """Whether the fate to report for an exited process is still undecided."""
         return self.hangs
 
     @property
     def hangs(self) -> bool:
-        """Whether it is not to end by itself, even if the process does."""
+        """Whether the worker seems to hang, even if its process has exited."""
         return self._stalled and not self._child.released
 
     @property
@@ -270,8 +269,8 @@ class FaultyWire(ABC):
 
     @property
     def pauses(self) -> bool:
-        """Whether it is about to go on, and sends none before that."""
-        # One that has not begun would never end for a task that waits for its end.
+        """Whether the worker is in a pause, and sends no heartbeat until it is over."""
+        # A pause that has not begun has no end yet that a task could wait for.
         return self._until is not None and anyio.current_time() < self._until
 
     async def resumed(self) -> None:
@@ -327,20 +326,20 @@ class FaultyWire(ABC):
                 self._child.status.never = True
 
     def _noted(self, faults: Iterable[Fault]) -> dict[str, Fault]:
-        """Note what changes a reply; return it by kind."""
+        """Record faults that change a reply; return them by kind."""
         shapes = {fault["kind"]: fault for fault in faults}
         for fault in faults:
             self._note(fault, self._number)
         return shapes
 
     def _sent(self) -> bool:
-        """Write what has to be written before anything else; return whether it is."""
+        """Write what is still unsent; return whether nothing is left of it."""
         while self._unsent and (written := self._wire.write(self._unsent)):
             self._unsent = self._unsent[written:]
         return not self._unsent
 
     def _spoils(self, steps: Iterable[Step]) -> None:
-        """Queue what is written in place of a reply."""
+        """Queue what is read in place of a reply."""
         for step in steps:
             if isinstance(step, Exit):
                 self._queue.append(partial(self._end, step.status))
@@ -367,14 +366,14 @@ class FaultyWire(ABC):
 
 class Victim:
     """
-    The process.
+    The process as the supervisor sees it.
 
     Args:
-        inner: The real one.
-        happened: What happens to it.
+        inner: The real process.
+        happened: Occurrences of its faults.
 
     Attributes:
-        scene: The conversation that goes with it.
+        scene: Its conversation.
         pretended: Exit status that is reported in place of the real one.
         ignores: Whether SIGTERM does nothing to it.
         released: Whether its supervisor has sent it a signal.
@@ -399,24 +398,24 @@ class Victim:
 
     @property
     def returncode(self) -> int | None:
-        """Exit status, or what is reported in its place, once it is gone."""
+        """Exit status, or the one reported in its place, once it has ended."""
         status = self.inner.returncode
         if status is None or self.scene.undecided:
             return None
         return status if self.pretended is None else self.pretended
 
     async def wait(self) -> int:
-        """Return the same once it is known."""
+        """Wait for the exit, and return the same status."""
         status = await self.inner.wait()
         await self.scene.settled()
         return status if self.pretended is None else self.pretended
 
     def signal(self, number: Signals, /) -> None:
-        """Send a signal of the supervisor."""
+        """Send a signal from the supervisor."""
         if number is SIGTERM and self.ignores:
             return
         if self.inner.returncode is not None and self.scene.hangs:
-            self.pretended = -number  # it has ended by itself, unseen
+            self.pretended = -number  # it has exited by itself, unnoticed
         self.released = self.released or self.returncode is None
         self.inner.signal(number)
         self.scene.stop_waiting()
@@ -427,12 +426,12 @@ class Victim:
         return self.inner.kill()
 
     def die(self, status: int) -> None:
-        """Kill it, as if it had ended with that status."""
+        """Kill it, and report that it has ended with ``status``."""
         self.pretended = status
         self.inner.signal(SIGKILL)
 
     def close(self) -> None:
-        """Close what is open, and note what became of it."""
+        """Close what is open, and record how the process ended."""
         self.inner.close()
         status = self.returncode
         if status is None:
@@ -466,11 +465,11 @@ class _Stderr:
 
 
 class _WatchedStatus:
-    """Where it reports that it is alive; while it hangs that is not heard."""
+    """The worker's signs of life: held back in a pause, and dropped once it hangs."""
 
     def __init__(self, inner: Readable, scene: FaultyWire) -> None:
         self.never: bool = False
-        """Whether nothing ever comes."""
+        """Whether all are dropped."""
         self._inner = inner
         self._scene = scene
         self.stop_waiting: Callable[[], None] = inner.stop_waiting
@@ -491,7 +490,7 @@ class _WatchedStatus:
 
 
 def unknown(kind: FaultKind, dialect: str) -> str:
-    """Return why a worker that speaks this dialect can't have such a fault, or nothing."""
+    """Return why a worker of a dialect can't have a fault; empty if it can."""
     if dialect not in _WIRES:
         known = " or ".join(sorted(_WIRES))
         return f"{kind.value} can't be done to dialect {dialect}, only to {known}"
@@ -504,18 +503,18 @@ def unknown(kind: FaultKind, dialect: str) -> str:
 
 class FaultyLaunch:
     """
-    Starts workers that suffer from what a plan has.
+    Starts workers that have the faults of a plan.
 
     Args:
-        launch: What starts them.
-        plans: By the name of the stage; workers of others are left alone.
+        launch: Starts the real workers.
+        plans: Plans by name of the stage; workers of other stages have no faults.
 
     Attributes:
-        happened: What has happened, in order.
+        happened: Occurrences of faults, in order.
 
     Raises:
-        ConfigError: If a fault can't be done from outside; or, when a worker is started,
-            if its dialect knows no such fault.
+        ConfigError: If a fault can't be done from outside; or, when a worker is
+            started, if its dialect can't have the fault.
 
     """
 
@@ -557,7 +556,7 @@ class FaultyLaunch:
 
 
 _WIRES: Final = {"cocaine": "CocaineWire", "kcl": "KclWire", "marker": "MarkerWire"}
-"""Names of dialects, and their wires in the modules of these names."""
+"""Wires by the name of their dialect, which is also that of their module."""
 
 
 def _wire(dialect: str) -> type[FaultyWire]:

@@ -1,1 +1,1 @@
-"""The search for messages that break a worker, made short and kept."""
+"""The search for cases that make a worker fail, shortened and stored."""

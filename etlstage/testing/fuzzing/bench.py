@@ -1,9 +1,9 @@
 """
-The processes that cases are played to: one for many of them, or a fresh one for each.
+The processes that cases are played to: one for many cases, or a fresh one for each.
 
-A fresh one costs its start, so the next one is started while the last is in use. What
-fails in a process that has seen other cases may fail for what came before; how that is
-found out, ``fuzz.py`` decides.
+Starting a process takes time, so the next one is started while the current one is in
+use. A case that fails in a process that has seen other cases may fail because of them;
+``fuzz.py`` finds that out.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ __all__ = ("Bench",)
 
 
 class _Place(NamedTuple):
-    """A process, and who ends it."""
+    """A process, and the event that ends it."""
 
     stage: Stage
     worker: UnderTest
     left: anyio.Event
     case: Case
-    """One of those that it is for."""
+    """One of the cases that it was started for."""
     seen: list[Saying]
 
     def everything(self) -> Case:
-        """Return all that the process has seen, as one case."""
+        """Return everything that the process has received, as one case."""
         return self.case.having(self.seen)
 
 
@@ -54,14 +54,14 @@ class Bench:
 
     Args:
         stage: Command and dialect.
-        oracles: What must be true of the replies.
+        oracles: Properties that the replies must have.
         timeout: How long each reply, and the exit, may take, in seconds.
-        launch: What starts them.
+        launch: Starts the workers.
 
     Attributes:
-        timeout: How long they may take now.
-        replies: How many came in all cases that were stood.
-        refused: How many of them are refusals.
+        timeout: The current timeout, in seconds.
+        replies: Number of replies in all cases that passed.
+        refused: Number of refusals among them.
 
     """
 
@@ -99,7 +99,7 @@ class Bench:
         await self._tasks.__aexit__(None, None, None)
 
     async def fresh(self, case: Case) -> CaseFailed | None:
-        """Play a case to a process that has seen nothing; return how it failed."""
+        """Play a case to a fresh process; return its failure, if it failed."""
         stage = case.on(self._stage)
         try:
             exchanged = await judge(
@@ -112,10 +112,10 @@ class Bench:
 
     async def again(self, case: Case) -> tuple[CaseFailed | None, Case]:
         """
-        Play a case to the process that has seen the cases before.
+        Play a case to the process that has seen the previous cases.
 
         Returns:
-            How it failed, if it did, and all that the process has seen.
+            The failure, if the case failed, and everything the process has received.
 
         """
         stage = case.on(self._stage)
@@ -138,7 +138,7 @@ class Bench:
         return None, kept.everything()
 
     async def renew(self) -> tuple[CaseFailed | None, Case]:
-        """End the process that is kept, if there is one; return as :meth:`again`."""
+        """End the shared process, if there is one; return the same as :meth:`again`."""
         kept, self._kept = self._kept, None
         if kept is None:
             return None, Case(())

@@ -1,11 +1,12 @@
 """
-Hypothesis looks for cases that make a worker fail.
+The fuzzer: Hypothesis searches for cases that make a worker fail.
 
-One process is given many cases, and what it has seen is kept in mind. What fails there
-is played to a fresh process. If it does not fail again, what came before is to blame:
-then all that the process has seen is the case. What fails from a fresh start is made
-shorter, each try with a process of its own; see ``shortening.py``. Then the search goes
-on, for another bug, until one that is known has come a few times more.
+One process is given many cases, and everything it has received is recorded. A case
+that fails there is run again in a fresh process. If it does not fail again, earlier
+messages are to blame: then everything that the process has received becomes the case. A
+case that fails from a fresh start is shortened, with a process for each try; see
+``shortening.py``. Then the search continues for another bug, until known bugs have
+recurred a number of times.
 """
 
 from __future__ import annotations
@@ -52,25 +53,25 @@ __all__ = (
     "session_cases",
 )
 
-_LIFE: Final = 40  # cases that one process is given
-_ALONE: Final = 3  # cases at the beginning that have a process each
+_LIFE: Final = 40  # cases for one process
+_ALONE: Final = 3  # first cases that get a process each
 _QUICK: Final = 1.0  # seconds to wait while a case that hangs is shrunk
 _AT_ONCE: Final = 4  # sessions, at most
-_REPEATS: Final = 15  # cases that fail as others before, after which no more is drawn
-_HANGS: Final = 5  # the same, if they take all that time
-_OF_A_CONTRACT: Final = ("outputs", "schema", "where")  # beside the oracles' own
-_BETWEEN: Final = 10  # cases that are drawn between two that are given
-_SIZES: Final = (64 * 1024 + 1, 1024 * 1024)  # bytes; a pipe has room for fewer
+_REPEATS: Final = 15  # failures by known bugs, after which the search ends
+_HANGS: Final = 5  # the same for hangs, each of which takes the whole timeout
+_OF_A_CONTRACT: Final = ("outputs", "schema", "where")  # those without an oracle
+_BETWEEN: Final = 10  # cases that are drawn between two given ones
+_SIZES: Final = (64 * 1024 + 1, 1024 * 1024)  # bytes; more than a pipe holds
 
 
 @dataclass(frozen=True)
 class Budget:
-    """How long is searched."""
+    """How long to search."""
 
     examples: int = 300
-    """Cases that are drawn, at most."""
+    """Maximum number of cases."""
     seconds: float = 60.0
-    """After which none is drawn any more, and none is shrunk."""
+    """Time after which no more cases are drawn, or shortened."""
     seed: int = 0
     """The same cases are drawn for the same seed."""
 
@@ -82,45 +83,46 @@ class Found:
     case: Case
     failure: CaseFailed
     steady: bool = True
-    """It fails whenever it is played to a fresh process."""
+    """Whether it failed again in a fresh process."""
 
 
 class _Over(BaseException):
-    """Raised to leave Hypothesis, or the shortening, before it is done."""
+    """Raised to leave Hypothesis, or the shortening, early."""
 
 
 @dataclass
 class Progress:
-    """What was done so far."""
+    """The work done so far."""
 
     examples: int = 0
-    """Cases that were drawn and played."""
+    """Number of cases that were drawn, or given, and played."""
     messages: int = 0
-    """In all of them."""
+    """Number of messages in all of them."""
     tries: int = 0
-    """Cases that were played to make one that failed shorter."""
+    """Number of cases that were played to shorten a failed one."""
     stopped: bool = False
     """Whether time was up before all cases were drawn."""
 
 
 class Fuzzer:
     """
-    Looks for cases that fail; a context manager, for one thread.
+    Searches for cases that fail, within :meth:`running`; for use by one thread.
 
     Args:
-        stage: Command and dialect; its markers, where the worker is given no others.
-        drawn: What draws cases; see :func:`cases`, and :func:`session_cases`.
-        oracles: What must be true of the replies.
+        stage: Command and dialect; a case may have other markers.
+        drawn: Draws cases; see :func:`cases`, :func:`session_cases` and
+            :func:`processor_cases`.
+        oracles: Properties that the replies must have.
         size: Messages of a full batch; 0: the worker answers single messages.
         as_json: Whether messages are JSON documents.
-        given: Cases that are tried among those that are drawn.
-        valid: Decides which messages may be tried to make a case shorter; None: any, or
-            where ``as_json`` is true, any JSON document.
+        given: Cases to try in addition, between those that are drawn.
+        valid: Decides which new messages may be tried to shorten a case; None: any, or
+            if ``as_json`` is true, any JSON document.
         timeout: How long each reply, and the exit, may take, in seconds.
-        launch: What starts the workers.
+        launch: Starts the workers.
 
     Attributes:
-        progress: What was done so far.
+        progress: The work done so far.
         tell: Called when there is progress.
 
     """
@@ -160,7 +162,7 @@ class Fuzzer:
 
     @contextmanager
     def running(self) -> Iterator[Fuzzer]:
-        """Have processes at hand."""
+        """Enter the context in which cases can be played."""
         with (
             start_blocking_portal() as self._portal,
             self._portal.wrap_async_context_manager(self._bench),
@@ -168,11 +170,11 @@ class Fuzzer:
             yield self
 
     def play(self, case: Case) -> CaseFailed | None:
-        """Play a case to a fresh process; return how it failed."""
+        """Play a case to a fresh process; return its failure, if it failed."""
         return self._portal.call(self._bench.fresh, case)
 
     def passed(self) -> str:
-        """Return the properties that a worker has passed, and those not asked for."""
+        """Return, as text, which properties were checked, and which were not."""
         left_out = self._oracles.left_out(self._kind)
         left_out = [name for name in left_out if name not in self._promised]
         asked = [n for n in Oracles().left_out(self._kind) if n not in left_out]
@@ -189,11 +191,11 @@ class Fuzzer:
         self, budget: Budget, *, known: Iterable[CaseFailed] = ()
     ) -> list[Found]:
         """
-        Look for cases that fail, one for each bug; return them, made short.
+        Search for cases that fail; return a shortened one for each bug.
 
         Args:
-            budget: How long.
-            known: How cases failed that are known.
+            budget: How long to search.
+            known: Failures of bugs that are known, and not to be reported.
 
         """
         self._until = monotonic() + budget.seconds
@@ -249,13 +251,13 @@ class Fuzzer:
             self._blame_all(failure, everything)
 
     def _look_at_end(self) -> None:
-        """End the process that has seen many cases."""
+        """End the process shared by many cases, which may fail at its end."""
         failure, everything = self._portal.call(self._bench.renew)
         if failure is not None and not self._is_known(failure):
             self._blame_all(failure, everything)
 
     def _blame_all(self, failure: CaseFailed, everything: Case) -> None:
-        """Take all that a process has seen for the case."""
+        """Record a case made of everything that a process has received."""
         again = self.play(everything)
         self._note(Found(everything, again or failure, steady=again is not None))
 
@@ -269,7 +271,7 @@ class Fuzzer:
         return True
 
     def _note(self, found: Found) -> None:
-        """Keep a case as short as it is made, unless its bug is known."""
+        """Shorten a case and record it, unless its bug is known."""
         if self._is_known(found.failure):
             return
         self._repeats = 0
@@ -282,7 +284,7 @@ class Fuzzer:
                 found, failure=failure or found.failure, steady=failure is not None
             )
             self._known.add(found.failure.signature)
-        # A breach of the protocol may look different, and is the same when it is short.
+        # Protocol errors that look different may be the same once they are shortened.
         same = (found.case, found.failure.kind)
         if same not in [(one.case, one.failure.kind) for one in self._found]:
             self._found.append(found)
@@ -306,7 +308,7 @@ class Fuzzer:
             self.progress.tries += 1
             self.tell(self.progress)
             failure = self.play(case)
-            # A breach of the protocol looks different with fewer messages.
+            # A protocol error looks different with fewer messages.
             if failure is None or (
                 failure.signature != signature
                 if kind is FailureKind.CRASHES
@@ -321,7 +323,7 @@ class Fuzzer:
         return found
 
 
-# --- what is drawn -------------------------------------------------------------------
+# --- strategies ----------------------------------------------------------------------
 
 
 @st.composite
@@ -334,14 +336,14 @@ def cases(
     drawn: Callable[[Markers], st.SearchStrategy[bytes]] = messages,
 ) -> Case:
     """
-    Draw a case.
+    Draw a case for a dialect with markers.
 
     Args:
-        draw: Is given by Hypothesis.
-        dialect: What the worker speaks.
-        size: Messages that are drawn for a batch, at most.
+        draw: Passed by Hypothesis.
+        dialect: The worker's dialect.
+        size: Maximum number of messages of a batch.
         speaking: Other markers that the worker can be made to use.
-        drawn: What draws messages, for some markers.
+        drawn: Returns a strategy for messages with given markers.
 
     """
     assert isinstance(dialect, MarkerDialect)
@@ -378,19 +380,19 @@ def session_cases(
     drawn: st.SearchStrategy[bytes] | None = None,
 ) -> Case:
     """
-    Draw a case for a worker whose exchanges have names.
+    Draw a case for a dialect with named exchanges (sessions).
 
     Args:
-        draw: Is given by Hypothesis.
-        dialect: What the worker speaks.
-        size: Chunks of a session, at most.
+        draw: Passed by Hypothesis.
+        dialect: The worker's dialect.
+        size: Maximum number of chunks of a session.
         drawn: Draws a chunk.
 
     """
     chunk = chunks() if drawn is None else drawn
     most = int(min(_AT_ONCE, ready(dialect).room))
     several = st.lists(chunk, max_size=size).map(tuple)
-    # Most are what a stage has.
+    # Most sessions are such as a stage opens.
     one = several if dialect.shape.batches else st.tuples(chunk) | several
     cancelled = st.sampled_from([False, False, False, True])
     some = st.lists(st.builds(Call, one, cancelled), min_size=1, max_size=most)
@@ -412,9 +414,9 @@ def processor_cases(
     Draw a case for a record processor: actions, and errors of its checkpoints.
 
     Args:
-        draw: Is given by Hypothesis.
-        size: Records of an action, at most.
-        drawn: Draws the data of one.
+        draw: Passed by Hypothesis.
+        size: Maximum number of records of an action.
+        drawn: Draws the data of a record.
 
     """
     errors = THROTTLING, DEPENDENCY, SHUTDOWN
@@ -427,7 +429,7 @@ def processor_cases(
 
 
 def large_cases(dialect: Dialect, *, as_json: bool = False) -> list[Case]:
-    """Return cases of one message each for which no pipe has room."""
+    """Return cases of one message each that exceeds the capacity of a pipe."""
     markers = getattr(dialect, "markers", Markers())
     fillers = (b"x", b"-", b"0", b" ")
     filler = next(f for f in fillers if not any(f in m for m in markers if m))
@@ -442,7 +444,7 @@ def large_cases(dialect: Dialect, *, as_json: bool = False) -> list[Case]:
 
 
 def _repeated(drawn: Sequence[tuple[bytes, bool]]) -> list[bytes]:
-    """Return messages, some of which are the one before."""
+    """Return the messages, some of them replaced by the one before."""
     found: list[bytes] = []
     for message, again in drawn:
         found.append(found[-1] if again and found else message)

@@ -1,8 +1,9 @@
 """
-A case that fails is made as short and as simple as can be.
+Shortening of a case that fails, to one as short and simple as possible.
 
-Not by Hypothesis, which could only shrink what it has drawn: what fails may be all that
-a process has seen. Each try is a fresh process, so the boldest comes first.
+Hypothesis can't do it, as it only shrinks what it has drawn, and a case may consist of
+everything that a process has received. Each try takes a fresh process, so the boldest
+changes come first.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ __all__ = ("fewest", "shorten")
 S = TypeVar("S", Step, Calls, Records)
 T = TypeVar("T")
 _SIMPLE: Final = (b"", b"x")
-_LONG: Final = 4096  # bytes of a message from which on it is halved only
+_LONG: Final = 4096  # bytes; longer messages are only truncated by bisection
 
 
 def shorten(
@@ -31,13 +32,13 @@ def shorten(
     as_json: bool = False,
 ) -> Case:
     """
-    Return the simplest case that fails, as far as it is found.
+    Return the simplest failing case that can be found.
 
     Args:
-        case: One that fails.
-        fails: Plays a case; whether that fails in the same way.
+        case: A case that fails.
+        fails: Plays a case, and returns whether it fails in the same way.
         size: Messages of a full batch; 0: there are no batches.
-        as_json: Whether messages are to stay JSON documents.
+        as_json: Whether messages must remain JSON documents.
 
     """
     return _Shortening(case, fails, size, as_json=as_json).run()
@@ -45,10 +46,10 @@ def shorten(
 
 def fewest(items: Sequence[T], enough: Callable[[list[T]], bool]) -> list[T]:
     """
-    Return the fewest items that are enough, as far as leaving out runs of them shows.
+    Return a minimal list of items that are enough, by leaving out runs of items.
 
-    The longest runs are left out first; of these the last one, as what comes behind a
-    fault is often nearly all.
+    Longer runs are tried first, and among them later ones, as most of the items often
+    come after the one at fault.
     """
     left = [*items]
     size = max(len(left) // 2, 1)
@@ -85,7 +86,7 @@ class _Shortening:
         return self._case
 
     def _sort(self) -> None:
-        """Have the shorter steps first, of whatever was drawn."""
+        """Try the steps sorted by length."""
         steps = [step for step in self._case.steps if isinstance(step, Step)]
         if len(steps) == len(self._case.steps):
             self._takes(sorted(steps, key=lambda step: sum(map(len, step.messages))))
@@ -110,7 +111,7 @@ class _Shortening:
                 self._simplify_records(_StepAt(self, at, step))
 
     def _takes(self, steps: Sequence[Saying]) -> bool:
-        """Go on with these steps if they fail, too."""
+        """Adopt these steps if they fail, too; return whether they do."""
         key = tuple(steps)
         if key == tuple(self._case.steps):
             return True
@@ -167,7 +168,7 @@ class _Shortening:
         fewest(range(len(whole.calls)), lambda left: place.becomes(whole.only(left)))
         for number in range(len(place.step.calls)):
             self._simplify_call(place, number)
-        # One behind the other; or all at once, and then one behind the other.
+        # One session after the other; or all opened at once, and then one by one.
         orders: list[tuple[int, ...]] = [(), tuple(range(len(place.step.calls)))]
         if not any(place.puts(turns=turns) for turns in orders):
             fewest(place.step.turns, lambda left: place.puts(turns=(*left,)))
@@ -184,7 +185,7 @@ class _Shortening:
 
         if call().cancelled:
             puts(replace(call(), cancelled=False))
-        # The usual one is simpler than one without a chunk.
+        # A session with one chunk, the usual kind, counts as simpler than an empty one.
         if not self._as_json and any(puts(Call((simple,))) for simple in _SIMPLE):
             return
         if puts(Call()):
@@ -224,7 +225,7 @@ def _with(items: Sequence[T], at: int, item: T) -> tuple[T, ...]:
 
 
 def _simplify(message: bytes, puts: Callable[[bytes], bool], *, as_json: bool) -> None:
-    """Make a message simpler, as far as ``puts`` takes it."""
+    """Try simpler forms of a message with ``puts``, which returns if it adopts one."""
     if as_json:
         for simple in _documents(json.loads(message)):
             puts(json.dumps(simple).encode())
@@ -232,7 +233,7 @@ def _simplify(message: bytes, puts: Callable[[bytes], bool], *, as_json: bool) -
     if puts(b"") or puts(b"x"):
         return
     if len(message) > _LONG:
-        # Its length matters most; where not, byte by byte would take for ever.
+        # Usually only its length matters; trying every byte would take too long.
         few, many = 0, len(message)
         while many - few > 1:
             half = (few + many) // 2
@@ -253,7 +254,7 @@ def _simplify(message: bytes, puts: Callable[[bytes], bool], *, as_json: bool) -
 
 
 def _documents(document: object) -> Iterator[object]:
-    """Yield simpler documents, and then its parts."""
+    """Yield simple documents, then the parts of this one, and it without a part."""
     yield from (None, 0, "", [], {})
     match document:
         case dict():

@@ -1,10 +1,10 @@
 """
-What is sent to a worker at once, before the replies to all of it are waited for.
+Steps of a case: what is sent to a worker at once, before waiting for the replies.
 
-A dialect whose exchanges come in order has messages (``Step``), one whose exchanges have
-names has sessions, which overlap (``Calls``), and one whose workers commit has records,
-with what its checkpoints are answered with (``Records``). All else about a case, from how it is
-drawn to how it is kept, is the same for both.
+A dialect whose exchanges are in order has messages (``Step``); one with named exchanges
+has sessions, which overlap (``Calls``); and one whose workers checkpoint has records,
+with the results of its checkpoints (``Records``). Everything else about a case, from
+how it is drawn to how it is stored, is the same for all of them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ __all__ = (
 )
 
 UnderTest: TypeAlias = WorkerUnderTest | ProcessorUnderTest
-"""A process, and what talks to it as its dialect does."""
+"""A process, together with our side of its dialect."""
 
 _SHARD: Final = Assignment("shardId-000000000000")
 _UNWANTED: Final = (7, "not wanted any more")
@@ -61,89 +61,89 @@ _RUN: Final = re.compile(rb"(.)\1{99,}", re.DOTALL)
 
 @dataclass(frozen=True, repr=False)
 class Saying(ABC):
-    """What is sent at once, and the replies to it waited for, in any dialect."""
+    """A step in any dialect: what is sent before waiting for the replies to it."""
 
     if TYPE_CHECKING:
 
         @property
         def messages(self) -> Sequence[bytes]:
-            """All of them."""
+            """All messages of the step."""
 
     def __repr__(self) -> str:
         return _repr(self)
 
     @property
     def exchanges(self) -> int:
-        """How many exchanges with numbers of their own there are."""
+        """Number of exchanges, where they are named by number; else 0."""
         return 0
 
     @property
     def fresh(self) -> bool:
-        """Whether only a process that has seen nothing else can be given it."""
+        """Whether it requires a process that has received nothing before."""
         return False
 
     @abstractmethod
     async def exchange(self, worker: UnderTest) -> list[Reply]:
-        """Send it; return the replies to what was not cancelled."""
+        """Send the step; return the replies to exchanges that were not cancelled."""
 
     def alone(
         self, replies: Sequence[Reply], *, batches: bool
     ) -> Iterator[tuple[Saying, list[Reply]]]:
-        """Yield each exchange with its reply, where there are replies."""
+        """Yield each exchange as its own step, with its reply, if it has replies."""
         yield from ()
 
     def uncut(self) -> Saying:
-        """Return the same in one write."""
+        """Return a copy that is sent in one write."""
         uncut: dict[str, Any] = {"cuts": ()} if hasattr(self, "cuts") else {}
         return replace(self, **uncut)
 
     def turned(self) -> Saying:
-        """Return the same in the opposite order, as far as that is one exchange."""
+        """Return a copy in reverse order, if its order may be changed."""
         return self
 
     @abstractmethod
     def of(self, outputs: Sequence[bytes], *, batches: bool) -> Saying:
-        """Return what sends outputs again."""
+        """Return a step that sends outputs as messages."""
 
     @abstractmethod
     def shown(self, dialect: Dialect, first: int) -> str:
         """
-        Return what is written, as text; a bar is where one write ends.
+        Return what is written, as text, with a bar between two writes.
 
         Args:
-            dialect: What is spoken.
-            first: Which exchange it begins with, counted from 1.
+            dialect: The dialect of the worker.
+            first: Number of the step's first exchange, counted from 1.
 
         """
 
     def names(self) -> set[str]:
-        """Return what a program imports that has it."""
+        """Return the names that a program with the step's repr imports."""
         return {type(self).__name__}
 
     def to_plain(self) -> dict[str, Any]:
-        """Return it as plain JSON; see :func:`step_of`."""
+        """Return the step as plain JSON, for :func:`step_of`."""
         return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
 
 
 @dataclass(frozen=True, repr=False)
 class Step(Saying):
-    """What is written at once, before the replies to all of it are waited for."""
+    """Messages that are written before waiting for the replies to all of them."""
 
     messages: Sequence[bytes]
-    """In a dialect with batches, those of one batch."""
+    """In a dialect with batches, the messages of one batch."""
     cuts: Sequence[int] = ()
-    """Before which of the bytes another write begins, counted from 0; each is written
-    when the worker has read the one before."""
+    """Offsets of the bytes at which another write begins; each write waits until the
+    worker has read the previous one."""
 
     async def exchange(self, worker: UnderTest) -> list[Reply]:
-        """Send it; return the replies."""
+        """Send the messages; return the replies."""
         assert isinstance(worker, WorkerUnderTest)
         return await worker.exchange(self.messages, cuts=self.cuts)
 
     def alone(
         self, replies: Sequence[Reply], *, batches: bool
     ) -> Iterator[tuple[Step, list[Reply]]]:
-        """Yield each exchange with its reply."""
+        """Yield each exchange as its own step, with its reply."""
         if batches:
             yield self, [*replies]
             return
@@ -151,11 +151,11 @@ class Step(Saying):
             yield Step((message,)), [reply]
 
     def turned(self) -> Step:
-        """Return the same in the opposite order."""
+        """Return a copy with the messages in reverse order."""
         return replace(self, messages=self.messages[::-1], cuts=())
 
     def of(self, outputs: Sequence[bytes], *, batches: bool) -> Step:
-        """Return what sends outputs again."""
+        """Return a step that sends outputs as messages."""
         return Step(tuple(outputs))
 
     def shown(self, dialect: Dialect, first: int) -> str:
@@ -167,11 +167,11 @@ class Step(Saying):
 
 @dataclass(frozen=True, repr=False)
 class Call:
-    """What is sent in one session, and how we end our half of it."""
+    """What we send in one session, and how we end our half of it."""
 
     chunks: Sequence[bytes] = ()
     cancelled: bool = False
-    """With an error, and not with a choke."""
+    """Whether our half is ended by an error instead of a choke."""
 
     def __repr__(self) -> str:
         return _repr(self)
@@ -179,28 +179,28 @@ class Call:
 
 @dataclass(frozen=True, repr=False)
 class Calls(Saying):
-    """Sessions that are begun before the replies to all of them are waited for."""
+    """Sessions that are begun before waiting for the replies to all of them."""
 
     calls: Sequence[Call]
     turns: Sequence[int] = ()
-    """Which of them, counted from 0, sends the next that it has to send: that it begins,
-    a chunk, that it ends. What is left comes behind that, one session after the other."""
+    """The interleaving: each item is the index of the session that sends its next frame
+    (its start, a chunk, or its end). The rest follows, one session after the other."""
     cuts: Sequence[int] = ()
-    """As :class:`~etlstage.testing.Step` has them."""
+    """As for :class:`~etlstage.testing.Step`."""
 
     @property
     def messages(self) -> Sequence[bytes]:
-        """All chunks."""
+        """All chunks, session by session."""
         return [chunk for call in self.calls for chunk in call.chunks]
 
     @property
     def exchanges(self) -> int:
-        """How many sessions there are."""
+        """Number of sessions."""
         return len(self.calls)
 
     @property
     def order(self) -> list[int]:
-        """Whose turn it is, to the end."""
+        """Index of the session that sends each frame, until all have ended."""
         left = [len(call.chunks) + 2 for call in self.calls]
         order = []
         for number in self.turns:
@@ -210,7 +210,7 @@ class Calls(Saying):
         return order + [n for n, count in enumerate(left) for _ in range(count)]
 
     def events(self, first: int) -> list[Event]:
-        """Return what is sent, from the session of number ``first`` on."""
+        """Return what is sent; the first session to begin has number ``first``."""
         ids: dict[int, int] = {}
         chunks = [iter(call.chunks) for call in self.calls]
         events: list[Event] = []
@@ -229,14 +229,14 @@ class Calls(Saying):
         return events
 
     def wire(self, dialect: Dialect, first: int = 1) -> bytes:
-        """Return what a worker reads of it."""
+        """Return the bytes that a worker reads."""
         session = ready(dialect)
         for event in self.events(first):
             session.send(event, 0.0)
         return b"".join(iter(lambda: b"".join(session.data_to_send()), b""))
 
     async def exchange(self, worker: UnderTest) -> list[Reply]:
-        """Send it; return the replies."""
+        """Send the sessions; return the replies."""
         assert isinstance(worker, WorkerUnderTest)
         begun = list(dict.fromkeys(self.order))
         events = self.events(worker.last + 1)
@@ -248,23 +248,23 @@ class Calls(Saying):
     def alone(
         self, replies: Sequence[Reply], *, batches: bool
     ) -> Iterator[tuple[Calls, list[Reply]]]:
-        """Yield each exchange with its reply."""
+        """Yield each session as its own step, with its reply."""
         calls = [call for call in self.calls if not call.cancelled]
         for call, reply in zip(calls, replies, strict=True):
             yield Calls((call,)), [reply]
 
     def turned(self) -> Calls:
-        """Return the same in another order: a session keeps its own."""
+        """Return a copy that does not interleave; each session keeps its order."""
         return Calls(self.calls)
 
     def of(self, outputs: Sequence[bytes], *, batches: bool) -> Calls:
-        """Return what sends outputs again."""
+        """Return a step that sends outputs as messages."""
         if batches:
             return Calls((Call(tuple(outputs)),))
         return Calls(tuple(Call((output,)) for output in outputs))
 
     def only(self, numbers: Sequence[int]) -> Calls:
-        """Return the same with some of the sessions."""
+        """Return a copy with some of the sessions."""
         place = {number: at for at, number in enumerate(numbers)}
         turns = tuple(place[number] for number in self.turns if number in place)
         return replace(self, calls=tuple(self.calls[n] for n in numbers), turns=turns)
@@ -278,35 +278,35 @@ class Calls(Saying):
         return " | ".join("; ".join(frames) or "..." for frames in shown)
 
     def names(self) -> set[str]:
-        """Return what a program imports that has it."""
+        """Return the names that a program with the step's repr imports."""
         return {"Call", "Calls"}
 
 
 @dataclass(frozen=True, repr=False)
 class Records(Saying):
-    """What a record processor is given as one action, and what comes behind it."""
+    """An action of a record processor, and what follows it."""
 
     messages: Sequence[bytes] = ()
     errors: Sequence[str] = ()
-    """Names of exceptions with which its first checkpoints in the action are answered;
-    behind ShutdownException the lease is lost. All others are stored."""
+    """Names of the exceptions that its first checkpoints in the action fail with; all
+    later ones are stored. After ShutdownException the lease is lost."""
     put_as_one: bool = False
-    """They have one sequence number, and sub-sequence numbers."""
+    """Whether the records share a sequence number, and have sub-sequence numbers."""
     end: str = ""
-    """Why its life ends behind the action: lost, drain or ended; eof: the daemon is gone
-    without a word; empty: it goes on."""
+    """Why the processor is ended after the action: lost, drain or ended; eof: the
+    daemon just closes its stdin; empty: the processor continues."""
 
     @property
     def fresh(self) -> bool:
-        """A processor has one life."""
+        """Always true: a process serves one shard once."""
         return True
 
     async def exchange(self, worker: UnderTest) -> list[Reply]:
-        """Send it; return the replies."""
+        """Send the action, and what follows it; there are no replies."""
         assert isinstance(worker, ProcessorUnderTest)
         await worker.initialized()
         if worker.session.state is not State.READY or worker.status is not None:
-            return []  # its life has ended
+            return []  # the processor has ended
         worker.errors = deque(self.errors)
         await worker.give(self.run(worker.given + 1))
         worker.errors.clear()
@@ -318,7 +318,7 @@ class Records(Saying):
         return []
 
     def run(self, first: int) -> AnnotatedRun:
-        """Return the records, from a sequence number on."""
+        """Return the records, numbered from sequence number ``first``."""
         count = len(self.messages)
         numbers = [first] * count if self.put_as_one else range(first, first + count)
         columns: dict[str, Sequence[Any]] = {
@@ -332,7 +332,7 @@ class Records(Saying):
         return AnnotatedRun([*self.messages], **columns)
 
     def of(self, outputs: Sequence[bytes], *, batches: bool) -> Records:
-        """Return what sends outputs again."""
+        """Return a step that sends outputs as messages."""
         return Records(tuple(outputs))
 
     def shown(self, dialect: Dialect, first: int) -> str:
@@ -346,7 +346,7 @@ class Records(Saying):
 
 
 def step_of(plain: Mapping[str, Any]) -> Saying:
-    """Build from plain JSON."""
+    """Build a step from plain JSON; see :meth:`Saying.to_plain`."""
     if "errors" in plain:
         given = {**plain, "errors": tuple(plain["errors"])}
         return Records(**{**given, "messages": _encoded(plain["messages"])})
@@ -370,7 +370,7 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 - any field of a step
 
 
 def _repr(step: Saying | Call) -> str:
-    """Return what Python reads: the first field, and others that are not empty."""
+    """Return a Python expression, with the first field and others not empty."""
     first, *others = (field.name for field in fields(step))
     items = (
         literal(x) if isinstance(x, bytes) else repr(x) for x in getattr(step, first)
@@ -390,19 +390,19 @@ def _encoded(texts: Sequence[str]) -> tuple[bytes, ...]:
 def under_test(
     stage: Stage, *, launch: Launch = launch_worker, timeout: float = 10.0
 ) -> UnderTest:
-    """Return what talks to a worker of a stage."""
+    """Return what runs and drives one worker of a stage."""
     if stage.dialect.shape is Shape.COMMITTED:
         return ProcessorUnderTest(stage, _SHARD, launch=launch, timeout=timeout)
     return WorkerUnderTest(stage, launch=launch, timeout=timeout)
 
 
 def has_sessions(dialect: Dialect) -> bool:
-    """Return whether exchanges of a dialect have names, and overlap."""
+    """Return whether exchanges of a dialect are named, and may overlap."""
     return not dialect.open(Side.SUPERVISOR, _LIMITS).in_order
 
 
 def literal(message: bytes) -> str:
-    """Return a message as Python has it; what is one byte many times, as a product."""
+    """Return a message as a Python literal, with long runs of a byte as products."""
     pieces, at = [], 0
     for run in _RUN.finditer(message):
         if run.start() > at:
@@ -415,7 +415,7 @@ def literal(message: bytes) -> str:
 
 
 def shown_steps(steps: Sequence[object]) -> str:
-    """Return steps as Python has them; of those that are all the same, one."""
+    """Return steps as a Python expression; equal ones as one, multiplied."""
     if len(steps) > 2 and all(step == steps[0] for step in steps):
         return f"[{steps[0]}] * {len(steps)}"
     return f"[{', '.join(map(repr, steps))}]"

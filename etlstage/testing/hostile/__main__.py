@@ -1,7 +1,7 @@
 """
-What runs when the interpreter is given this folder as its program.
+The entry point when the interpreter is given this folder as its program.
 
-So all else here is a package of its own, and is compiled once and not at every start.
+It imports the folder as a package, which is compiled once and not at every start.
 """
 
 from __future__ import annotations

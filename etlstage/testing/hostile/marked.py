@@ -1,4 +1,4 @@
-"""The bytes of the stage protocol: requests are found, and replies are spoilt."""
+"""The bytes of the stage protocol: find requests, and spoil replies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ("BETWEEN", "MarkerBytes", "Requests", "SpoiledReplies", "repeated")
 
 BETWEEN: Final = 0.002
-"""Seconds between two parts of what is cut."""
+"""Seconds between two parts of a reply that is cut."""
 _BLOCK: Final = 1024 * 1024  # bytes
 
 
@@ -36,7 +36,7 @@ class MarkerBytes:
 
 class Requests:
     """
-    Finds messages, and the ends of batches, in what a worker is to read.
+    Finds messages, and the ends of batches, in a worker's input.
 
     Args:
         markers: Those of the stage.
@@ -54,7 +54,7 @@ class Requests:
         self._rest = b""
 
     def __bool__(self) -> bool:
-        """Whether a part of a message has come."""
+        """Return whether a part of a message has come."""
         return bool(self._rest)
 
     def feed(self, data: bytes) -> Iterator[bytes | None]:
@@ -81,13 +81,13 @@ class SpoiledReplies:
 
     Args:
         markers: Those of the stage.
-        streams: Whether what it gives is no reply, but messages without end.
+        streams: Whether the worker gives no replies, but a stream of messages.
 
     """
 
     def __init__(self, markers: MarkerBytes, *, streams: bool) -> None:
         self._markers = markers
-        # A reply that is one message ends with it.
+        # A reply that is one message ends with its EOM.
         one = streams or markers.eop == markers.eom
         self._end = markers.eom if one else markers.eop
         self._more = b"" if one else markers.eom
@@ -107,7 +107,7 @@ class SpoiledReplies:
         if FaultKind.SKIP in shapes:
             return
         if not reply.endswith(self._end):
-            yield reply  # it is wrong already: a refusal
+            yield reply  # already wrong: a refusal
             return
         body, end = reply.removesuffix(self._end), self._end
         if FaultKind.REFUSE in shapes and self._markers.err:
@@ -133,7 +133,7 @@ class SpoiledReplies:
         else:
             yield body + end
             if FaultKind.TWICE in shapes:
-                yield 0.0  # what is given meanwhile, byte by byte, lies unread
+                yield 0.0  # input that comes meanwhile, byte by byte, stays unread
                 yield body + end
 
     def cut(self, data: bytes) -> Iterator[Step]:
@@ -149,7 +149,7 @@ class SpoiledReplies:
 
 
 def repeated(unit: bytes, size: int) -> Iterator[bytes]:
-    """Yield so many bytes of a unit again and again; the blocks are one object."""
+    """Yield ``size`` bytes of a repeated unit; the blocks are the same object."""
     block = unit * max(1, _BLOCK // len(unit))
     for _ in range(size // len(block)):
         yield block

@@ -1,14 +1,14 @@
 """
 The hostile worker as a process.
 
-Right replies are kept until the input runs dry; before anything else happens all of them
-are written, so that it is known who holds what.
+Right replies are buffered until more input has to be read. All of them are written
+before anything else happens, so that it is known which messages are answered.
 
 Usage: ``python -I -S hostile DRIVER SIZE TRANSFORM [PLAN]``. DRIVER is ``single``,
-``worker`` or ``supervisor``, or for extraction ``plain`` or ``cyclic``; SIZE counts
-the messages of a batch, if the worker drives, or those that there are to extract;
-TRANSFORM is ``identity``, ``upper``, ``count`` or ``nothing``. Without PLAN it is in
-``ETLSTAGE_FAULTS``.
+``worker`` or ``supervisor``, or for extraction ``plain`` or ``cyclic``; SIZE is the
+number of messages in a batch, if the worker closes it, or of those to extract;
+TRANSFORM is ``identity``, ``upper``, ``count`` or ``nothing``. Without PLAN, the plan
+is read from ``ETLSTAGE_FAULTS``.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ _FOR_EVER: Final = 3600.0  # seconds; nothing here outlives a test for longer
 
 class HostileProcess:
     """
-    One process: reads, answers, and does what the plan has.
+    One process: reads, answers, and carries out the plan.
 
     Args:
-        worker: What is done when.
+        worker: Decides what is done next.
 
     """
 
     def __init__(self, worker: HostileWorker) -> None:
         self._worker = worker
         self._unsent: list[bytes] = []
-        self._kept = 0  # bytes of that
+        self._kept = 0  # bytes in ``_unsent``
         self._ballast: list[bytes] = []
         self._status = -1
         path = os.environ.get("ETLSTAGE_STATUS")
@@ -80,14 +80,14 @@ class HostileProcess:
 
     def _show_life(self) -> None:
         if self._status != -1:
-            # A supervisor that does not listen gets nothing.
+            # A supervisor that does not listen gets no more.
             try:
                 os.write(self._status, b"\n")
             except OSError:
                 self._status = -1
 
     def _flush(self) -> None:
-        """Write what was kept, all of it; who does not listen ends us."""
+        """Write all that was buffered; exit if stdout has no reader."""
         rest = memoryview(b"".join(self._unsent))
         self._unsent.clear()
         self._kept = 0
@@ -132,7 +132,7 @@ class HostileProcess:
 
 
 def _next(life: Generator[Step, bytes | None, None], came: bytes | None) -> Step | None:
-    """Return what is done next; None: that was all."""
+    """Return what is done next; None: nothing more."""
     try:
         return life.send(came)
     except StopIteration:
@@ -140,7 +140,7 @@ def _next(life: Generator[Step, bytes | None, None], came: bytes | None) -> Step
 
 
 def _read(seconds: float) -> bytes | None:
-    """Return some input; None: there was none within that time, if it is limited."""
+    """Return some input; None: none came within ``seconds``, where 0 is no limit."""
     if seconds:
         import select
 
@@ -158,7 +158,7 @@ def _sleep(seconds: float) -> None:
 
 
 def _wait() -> NoReturn:
-    """Do nothing until somebody ends us."""
+    """Do nothing until the process is ended."""
     _sleep(_FOR_EVER)
     os._exit(70)
 
@@ -188,7 +188,7 @@ def _ignore_sigterm() -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Be the worker that the command line describes."""
+    """Run the worker that the command line describes."""
     driver, size, transform, *rest = arguments
     plan = json.loads(rest[0] if rest else os.environ.get("ETLSTAGE_FAULTS", "{}"))
 

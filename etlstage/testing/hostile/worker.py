@@ -1,8 +1,8 @@
 """
-A worker of the stage protocol that misbehaves by its fault plan.
+A worker of the stage protocol that misbehaves according to its fault plan.
 
-It is a generator of what it does next: bytes to write, seconds to wait, acts; where it
-reads, it is sent what came. Who does that is ``program.py`` in a process, and
+It is a generator of steps: bytes to write, seconds to wait, acts; where it reads, it is
+sent the input. The steps are carried out by ``program.py`` in a process, and by
 ``testing/scripted.py`` in memory.
 """
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ("HostileWorker",)
 
-_MANY: Final = 1000  # messages of a range that are kept for its reply
+_MANY: Final = 1000  # messages, at most, that are kept for the reply to a range
 _IDLE: Final = 0.05  # seconds without input
 _PIPES: Final = frozenset({FaultKind.CLOSE_STDIN, FaultKind.CLOSE_STDOUT})
 
@@ -30,19 +30,20 @@ class HostileWorker:
     One start of a worker.
 
     Args:
-        plan: What goes wrong.
-        environment: Where it finds its markers, and how often it is to show life.
-        work: What it makes of a message; what it raises is a refusal.
-        driver: Who closes a batch, ``worker`` or ``supervisor``, or ``single``; of an
-            extractor ``plain`` or ``cyclic``.
-        size: Messages in a batch, if we close it; or the numbers there are to extract.
+        plan: The faults.
+        environment: Where it finds its markers, and how often it has to show life.
+        work: Returns the outputs for a message; an exception is a refusal.
+        driver: The side that closes a batch, ``worker`` or ``supervisor``; without
+            batches ``single``; of an extractor ``plain`` or ``cyclic``.
+        size: Messages in a batch, if the worker closes it; or how many numbers there
+            are to extract.
         eob_then_eom: Whether an EOM follows EOB.
-        reason: What a refusal has of an exception.
+        reason: Returns the reason of a refusal for an exception.
 
     Attributes:
         number: Messages read, or extracted.
-        made_up: Whether a reply too many was made up for by one too few, so that no
-            count can show it.
+        made_up: Whether an extra reply was offset by a missing one, so that counting
+            replies can't show it.
 
     """
 
@@ -62,7 +63,7 @@ class HostileWorker:
         self.made_up: bool = False
         self._silent = False
         self._closed: set[FaultKind] = set()
-        # One may be late of three that are given in the time that is allowed.
+        # Three signs of life are due within the limit, so that one may be late.
         self._every = float(environment.get("ETLSTAGE_HEARTBEAT") or 0) / 3
         self._plan = plan
         self._markers = markers
@@ -78,9 +79,9 @@ class HostileWorker:
         self._replies = SpoiledReplies(markers, streams=driver == "plain")
         self._one = markers.eop == markers.eom  # a reply is one message
         self._batch: list[bytes] = []
-        self._shapes: dict[str, Fault] = {}  # what is wrong with the reply to come
-        self._ahead = False  # a reply too many has closed a batch, if we live on
-        self._offset = 0  # of the next message, for one who does not name it
+        self._shapes: dict[str, Fault] = {}  # faults of the next reply
+        self._ahead = False  # an extra reply has closed a batch, if it did not end us
+        self._offset = 0  # of the next message, for requests without one
 
     @property
     def mute(self) -> bool:
@@ -88,7 +89,7 @@ class HostileWorker:
         return FaultKind.CLOSE_STDOUT in self._closed
 
     def life(self) -> Generator[Step, bytes | None, None]:
-        """Yield all that it does, from its start to behind the end of its input."""
+        """Yield all that it does, from its start until after the end of its input."""
         yield from self._moment("start")
         yield from self._show_life()
         if self._driver == "plain":
@@ -103,8 +104,8 @@ class HostileWorker:
     # --- inside -------------------------------------------------------------
 
     def _read(self) -> Generator[Step, bytes | None, bytes]:
-        """Return what comes; until then show life, and do what is done when idle."""
-        # Something happens when it has nothing to do, and it has nothing.
+        """Return input; until it comes, show life, and misbehave in idle moments."""
+        # Whether there are faults of idle moments, and it is idle.
         waits = "idle" in self._plan and not self._batch and not self._requests
         while FaultKind.CLOSE_STDIN not in self._closed:
             data = yield ReadInput(_IDLE if waits else self._every)
@@ -147,9 +148,9 @@ class HostileWorker:
     def _answer(self) -> Iterator[Step]:
         batch, self._batch = self._batch, []
         if self._ahead and len(batch) > 1:
-            # A worker that ends its batches itself may end one behind its first
-            # message: so the reply too many was taken, and of the two batches that we
-            # have been given since, this reply is the only one.
+            # A worker that closes its batches itself may close one after its first
+            # message: so the extra reply was accepted for such a batch, and this reply
+            # is the only one to the two batches that were given since.
             self.made_up = True
             yield f"its second reply was that to {batch[0]!r}: no count shows it"
         try:
@@ -165,7 +166,7 @@ class HostileWorker:
         yield from self._reply(outputs)
 
     def _serve(self, request: bytes) -> Iterator[Step]:
-        """Answer a request for a range, or for the offsets that there are."""
+        """Answer a request for a range, or for an offset."""
         asked = json.loads(request) if request else {}
         if "offsets" in asked:
             latest = asked["offsets"] == "latest"
@@ -176,7 +177,7 @@ class HostileWorker:
         yield from self._extract(start, self._offset)
 
     def _extract(self, start: int, end: int) -> Iterator[Step]:
-        """Give the numbers of a range; no batch, so what was found is passed on."""
+        """Give the numbers of a range; no batch, so those found are passed on early."""
         passes = self._driver == "plain" or not self._one
         found: list[bytes] = []
         for number in range(start, end):
@@ -197,7 +198,7 @@ class HostileWorker:
         if self._driver == "plain":
             reply = self._joined(outputs)
         elif self._one:
-            # Exactly one message, whatever we have.
+            # Exactly one message, however many outputs there are.
             reply = b"".join(outputs) + self._markers.eom
         else:
             reply = self._joined(outputs) + self._markers.eop

@@ -1,1 +1,1 @@
-"""Conversations with workers: recorded, kept in files, played again, compared."""
+"""Conversations with workers: recorded, stored in files, replayed and compared."""

@@ -1,8 +1,9 @@
 """
-What a recorded worker kept to, proposed as the ``expect`` of its stage.
+Infers an ``expect`` for a stage from what the replies in recordings have in common.
 
-A recording has bytes. What they mean each side of the dialect finds itself: the worker's
-is given what was written to it, ours what came back, and each what the other has sent.
+A recording has only bytes. Both sides of the dialect interpret them: the worker's side
+receives what was written to the worker, our side what came back, and each also sends
+what the other received.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ __all__ = ("Exchanged", "Inferred", "exchanged", "inferred", "schema_of")
 
 _LIMITS: Final = Limits(2**31, 2**31)
 _FULL: Final = 2**31  # messages of a batch
-_MARGIN: Final = 10  # times the longest reply
-_LEAST: Final = 1.0  # seconds
+_MARGIN: Final = 10  # max_seconds, as a multiple of the slowest reply
+_LEAST: Final = 1.0  # seconds; the least max_seconds
 _OURS: Final = (Opened, Added, Cancelled)
 _THEIRS: Final = (Ready, Alive, Added, Ended, Farewell)
 _TYPES: Final[Mapping[type, str]] = {
@@ -51,21 +52,21 @@ _TYPES: Final[Mapping[type, str]] = {
 
 
 class Exchanged(NamedTuple):
-    """What a worker was given, and what it replied."""
+    """The messages that a worker was given, and its reply."""
 
     messages: Sequence[bytes]
     reply: Reply
     seconds: float
-    """From when its turn came."""
+    """Seconds until the reply, from when its turn came."""
 
 
 class Inferred(NamedTuple):
-    """What all replies have kept to."""
+    """The contract that all replies have kept."""
 
     contract: ReplyContract
     replies: int
     refused: int
-    """Replies that were refusals; nothing is asked of these."""
+    """Number of replies that were refusals, which the contract does not cover."""
 
 
 def exchanged(recording: Recording) -> Iterator[Exchanged]:
@@ -73,12 +74,12 @@ def exchanged(recording: Recording) -> Iterator[Exchanged]:
     Yield the exchanges of a recording, up to where the protocol was broken.
 
     Raises:
-        ConfigError: If the worker has no replies.
+        ConfigError: If workers of the dialect do not reply.
 
     """
     if recording.dialect.shape in (Shape.STREAM, Shape.COMMITTED):
         raise ConfigError(f"stage {recording.stage}: its worker has no replies")
-    # Who breaks the protocol, or was given what no supervisor sends, is read no further.
+    # Reading ends where the protocol is broken, by either side.
     with suppress(LocalProtocolError):
         yield from _exchanged(recording)
 
@@ -88,7 +89,7 @@ def _exchanged(recording: Recording) -> Iterator[Exchanged]:
     theirs = dialect.open(Side.WORKER, _LIMITS, batch=_FULL, kind=kind)
     ours = ReplyReader(dialect, _LIMITS, kind, _FULL)
     given: dict[int, tuple[float, list[bytes]]] = {}  # by exchange, in order
-    last = 0.0  # when the reply before came
+    last = 0.0  # time of the previous reply
     for entry in recording.entries:
         if entry.channel is Channel.STDIN and entry.data:
             theirs.receive_data(entry.data, entry.at)
@@ -105,7 +106,7 @@ def _exchanged(recording: Recording) -> Iterator[Exchanged]:
                 if isinstance(event, _THEIRS):
                     theirs.send(event, entry.at)
             if ours.filling and ours.session.room > 0:
-                theirs.send(Wanted(1), entry.at)  # no event of ours
+                theirs.send(Wanted(1), entry.at)  # not an event on our side
             theirs.data_to_send()
             for reply in ours.complete:
                 since, messages = given.pop(next(iter(given)))
@@ -136,10 +137,11 @@ def _note(
 
 def inferred(recordings: Iterable[Recording]) -> Inferred:
     """
-    Return what all replies in recordings of one stage have kept to.
+    Return the contract that all replies in recordings of one stage have kept.
 
     Raises:
-        ConfigError: If the worker has no replies, or there are none.
+        ConfigError: If workers of the dialect do not reply, or there are no replies
+            but refusals.
 
     """
     answered: list[Exchanged] = []
@@ -156,7 +158,7 @@ def inferred(recordings: Iterable[Recording]) -> Inferred:
     counts = {len(one.reply.outputs) for one in answered}
     slowest = max(one.seconds for one in answered)
     contract = ReplyContract(
-        # Of a batch it is not known which output is of which message.
+        # In a batch it is unknown which output belongs to which message.
         outputs=counts.pop() if len(counts) == 1 and not batches else None,
         json=_all_json(answered),
         max_seconds=_rounded(max(_LEAST, _MARGIN * slowest)),
@@ -167,10 +169,10 @@ def inferred(recordings: Iterable[Recording]) -> Inferred:
 
 def schema_of(recordings: Iterable[Recording]) -> dict[str, Any]:
     """
-    Return the JSON Schema of all outputs in recordings: types, and what is always there.
+    Return a JSON Schema for all outputs in recordings: types and required members.
 
     Raises:
-        ConfigError: If an output is no JSON document.
+        ConfigError: If an output is not a JSON document.
 
     """
     outputs = [
@@ -192,7 +194,7 @@ def schema_of(recordings: Iterable[Recording]) -> dict[str, Any]:
 def _schema(values: Sequence[object]) -> dict[str, Any]:
     types = {_TYPES[type(value)] for value in values}
     if "number" in types:
-        types.discard("integer")  # it is one
+        types.discard("integer")  # covered by number
     schema: dict[str, Any] = {}
     if types:
         schema["type"] = min(types) if len(types) == 1 else sorted(types)
@@ -218,7 +220,7 @@ def _all_json(answered: Sequence[Exchanged]) -> bool:
 
 
 def _repeats(answered: Sequence[Exchanged]) -> bool:
-    """Return whether messages came again, behind others, and had the same outputs."""
+    """Return whether messages recurred, after others, always with the same outputs."""
     seen: dict[tuple[bytes, ...], tuple[bytes, ...]] = {}
     again = False
     for one in answered:
@@ -230,6 +232,6 @@ def _repeats(answered: Sequence[Exchanged]) -> bool:
 
 
 def _rounded(seconds: float) -> float:
-    """Return no less, with one digit that counts."""
+    """Round up to one significant digit."""
     unit = 10.0 ** math.floor(math.log10(seconds))
     return math.ceil(seconds / unit) * unit

@@ -1,11 +1,11 @@
 """
-A recording played to a worker, and compared with what is sent now, reply by reply.
+A recording is played to a worker, and its replies are compared, one by one.
 
-The same input, cut alike, is written at the same points.
+The same input, cut in the same pieces, is written at the same points.
 
-A point of the conversation is how many replies were complete, and whether the worker
-had read what was written before. No clock decides: the pauses of the recording are not
-kept, and each wait is bounded.
+A point of the conversation is defined by how many replies were complete, and whether
+the worker had read what was written before. Time plays no part: the pauses of the
+recording are not reproduced, and each wait is bounded.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from etlstage.transport.base import describe_status
 
 __all__ = ("Difference", "differences", "other_end", "play")
 
-_LOOK: Final = 0.001  # seconds between two looks whether the worker has read
+_LOOK: Final = 0.001  # seconds between checks whether the worker has read its input
 
 
 async def play(
@@ -40,18 +40,18 @@ async def play(
     launch: Launch = launch_worker,
 ) -> Recording:
     """
-    Play a recording to a worker, and return what is sent now.
+    Play a recording to a worker, and return the new conversation.
 
     Args:
-        recording: What to play.
-        stage: Whom to play it to, or only its command.
-        grace: Seconds that each of these may take longer than it was recorded: a
-            reply, reading the input, the exit. After that no more is written, and the
-            worker is stopped; :attr:`Recording.cut` is set.
-        launch: What starts the worker.
+        recording: The recording to play.
+        stage: The stage of the worker, or just its command.
+        grace: Seconds that a reply, reading the input, or the exit may take longer than
+            in the recording. After that nothing more is written, the worker is stopped,
+            and :attr:`Recording.cut` is set.
+        launch: Starts the worker.
 
     Raises:
-        WorkerStartFailed: If it can't be started.
+        WorkerStartFailed: If the worker can't be started.
 
     """
     if not isinstance(stage, Stage):
@@ -74,7 +74,7 @@ class _Turns:
 
 
 class _Player(Process):
-    """One start of a worker, and a recording to be played to it."""
+    """One start of a worker, to which a recording is played."""
 
     def __init__(
         self, recording: Recording, stage: Stage, grace: float, launch: Launch
@@ -82,17 +82,17 @@ class _Player(Process):
         super().__init__(stage, RecordedLaunch(launch, lambda _: self))
         self._recording = recording
         self._grace = grace
-        self._limit = grace  # and as long as it took when it was recorded
+        self._limit = grace  # plus the recorded duration
         self._entries: list[Entry] = []
         self._turns = _Turns(stage.dialect)
-        # Sizes are bounded before memory is taken.
+        # Bounds the memory that a worker's output may take.
         self._room = len(recording.written(Channel.STDOUT)) + stage.max_reply
         self._ended = max((entry.at for entry in recording.entries), default=0.0)
         self._exit: int | None = None
         self._stopped = False
         self._cut = ""
 
-    # --- what is noted ------------------------------------------------------
+    # --- recording ----------------------------------------------------------
 
     def add(self, entry: Entry) -> None:
         if self._room >= 0:
@@ -108,7 +108,7 @@ class _Player(Process):
             self._cut = "the worker wrote without end"
         return not self._cut
 
-    # --- what is done -------------------------------------------------------
+    # --- playing ------------------------------------------------------------
 
     async def run(self) -> Recording:
         recording = self._recording
@@ -131,7 +131,7 @@ class _Player(Process):
         )
 
     async def _feed(self) -> None:
-        """Write what was written, each piece at its point; then close stdin."""
+        """Write the recorded pieces, each at its point; then close stdin."""
         recorded, before = _Turns(self._recording.dialect), 0.0
         for entry in self._recording.entries:
             if entry.channel is Channel.STDOUT:
@@ -151,7 +151,7 @@ class _Player(Process):
         self._limit = self._grace + self._ended - before
 
     async def _reached(self, turns: int, entry: Entry) -> bool:
-        """Wait for the point at which a piece was written."""
+        """Wait for the point at which a piece was written; return if it was reached."""
         if not await self._until(lambda: self._turns.count >= turns, "answer"):
             return False
         if entry.ahead:
@@ -172,7 +172,7 @@ class _Player(Process):
         return self._give_up("read its input")
 
     async def _finish(self) -> None:
-        """See the worker to its end."""
+        """Wait for the worker's exit, and stop it if necessary."""
         if not self._cut:
             await self._until(lambda: self.gone, "exit")
         for number in (SIGTERM, SIGKILL):
@@ -184,7 +184,7 @@ class _Player(Process):
                     await self.changed()
 
     async def _until(self, reached: Callable[[], bool], what: str) -> bool:
-        """Wait for something, or until nothing more can come."""
+        """Wait for a condition, until it can't come true; return whether it did."""
         with anyio.move_on_after(self._limit):
             while not (reached() or self.gone or self._cut):
                 await self.changed()
@@ -206,24 +206,24 @@ _CHANNELS: Final = {Side.SUPERVISOR: Channel.STDIN, Side.WORKER: Channel.STDOUT}
 
 
 class Difference(NamedTuple):
-    """A reply that is not what it was."""
+    """A reply that differs from the recorded one."""
 
     number: int
-    """Of the request, counted from 1."""
+    """Number of the request, counted from 1."""
     request: bytes
-    """What the worker read; empty if it was asked nothing."""
+    """The request; empty: there was none."""
     was: bytes
-    """What was recorded; empty: nothing."""
+    """The recorded reply; empty: there was none."""
     now: bytes
-    """What is sent now; empty: nothing."""
+    """The new reply; empty: there is none."""
 
 
 def differences(recorded: Recording, played: Recording) -> Iterator[Difference]:
-    """Yield the replies that are not what they were, in order."""
+    """Yield the replies that differ from the recorded ones, in order."""
     requests = _exchanged(recorded, Side.SUPERVISOR)
     was, now = _exchanged(recorded, Side.WORKER), _exchanged(played, Side.WORKER)
     if recorded.cut:
-        # What came behind that is unknown.
+        # The rest of the conversation is unknown.
         was = was[:-1]
         now = now[: len(was)]
     pairs = zip_longest(was, now, fillvalue=b"")
@@ -234,7 +234,7 @@ def differences(recorded: Recording, played: Recording) -> Iterator[Difference]:
 
 
 def other_end(recorded: Recording, played: Recording) -> str:
-    """Return how the worker ended if it has not ended as it was recorded, else nothing."""
+    """Return how the worker ended, if that differs from the recording; else ``""``."""
     if played.cut:
         return played.cut
     if recorded.cut or recorded.stopped or None in (recorded.exit, played.exit):
@@ -248,6 +248,6 @@ def other_end(recorded: Recording, played: Recording) -> str:
 
 
 def _exchanged(recording: Recording, side: Side) -> list[bytes]:
-    """Return requests, or replies, as they can be compared."""
+    """Return the requests, or replies, in a form that can be compared."""
     channel = _CHANNELS[side]
     return kit_of(recording.dialect).exchanges(side, recording.written(channel))

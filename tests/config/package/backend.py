@@ -1,4 +1,4 @@
-"""Builds the wheel of this folder: without a network there is no other backend."""
+"""A build backend for this folder's wheel: without a network there is no other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An end of another package: the lines of a file."""
+"""A third-party end: the lines of a file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class LineSource(Source):
         self._path = path
 
     async def runs(self) -> AsyncGenerator[Run | Position, None]:
-        """Yield all of them as one run."""
+        """Yield all lines as one run."""
         yield self._path.read_bytes().splitlines()
 
 
@@ -42,7 +42,7 @@ class LineSink(Sink):
         self.account.done += len(run)
 
     def landed(self) -> str:
-        """Return how many lines there are."""
+        """Return how many lines were appended."""
         return f"{self.account.done} lines"
 
     def output(self) -> Output:
@@ -58,13 +58,13 @@ class LineSourceKeys(SourceKeys):
     """Where it is, relative to the file's folder."""
 
     def missing(self, loc: Loc, look: Look) -> Iterator[Problem]:
-        """Yield the file, if there is none."""
+        """Yield a problem if the file does not exist."""
         place = look.path(self.path)
         if place is not None and not place.is_file():
             yield look.absent((*loc, "path"), "file", place)
 
     def source(self, stage: ExtractKeys, site: Site) -> Source:
-        """Return what reads it."""
+        """Return the source that reads the file."""
         return LineSource(stage.name, site.folder / self.path)
 
 
@@ -76,11 +76,11 @@ class LineSinkKeys(SinkKeys):
     """Where it goes, relative to the file's folder."""
 
     def about(self, stage: LoadKeys, site: Site) -> Iterator[tuple[str, str]]:
-        """Yield where it goes."""
+        """Yield the path, for the plan."""
         yield "path", str(site.folder / self.path)
 
     def sink(self, stage: LoadKeys, site: Site) -> Sink:
-        """Return what appends to it."""
+        """Return the sink that appends to the file."""
         return LineSink(stage.name, site.folder / self.path)
 
 

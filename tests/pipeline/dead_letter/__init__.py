@@ -1,1 +1,1 @@
-"""Messages that are kept aside for good."""
+"""Dead letters: messages that a stage could not process."""

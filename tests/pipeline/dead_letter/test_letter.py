@@ -1,4 +1,4 @@
-"""A dead letter as a line, and what letters have in common."""
+"""A dead letter as a line of JSON, and grouping letters by cause."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LETTERS = st.builds(
 
 @given(LETTERS)
 def test_line_is_the_letter_as_json(letter: DeadLetter) -> None:
-    """Put together by hand, it is equal to plain JSON; and it is one line."""
+    """The hand-assembled line equals plain JSON, and is a single line."""
     line = letter.to_line()
 
     assert line.count(b"\n") == 1
@@ -79,12 +79,12 @@ LETTER = DeadLetter(
     ],
 )  # fmt: skip
 def test_numbers_and_ids_are_folded(error: str, cause: str) -> None:
-    """What differs from message to message does not set causes apart (issue 11)."""
+    """Parts that differ from message to message don't separate causes (issue 11)."""
     assert folded(error) == cause
 
 
 def test_letters_of_one_cause_are_one_group() -> None:
-    """With their number, the first and the last time, and an id (issue 11)."""
+    """A group has a count, the first and last time, and an example's id (issue 11)."""
     causes = Causes()
     causes.add(replace(LETTER, stage="load"))
     for second in (7, 9, 8):
@@ -107,7 +107,7 @@ def test_letters_of_one_cause_are_one_group() -> None:
 
 
 def test_groups_are_bounded() -> None:
-    """Whatever workers write, memory is not for it (issue 11)."""
+    """However many causes there are, memory stays bounded (issue 11)."""
     causes = Causes(most=2)
     for word in ("one", "two", "three", "four", "one"):
         causes.add(replace(LETTER, error=word))

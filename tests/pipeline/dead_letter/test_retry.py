@@ -1,4 +1,4 @@
-"""What became of dead letters, by retries among others."""
+"""The record of what became of dead letters, and retrying them."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def letter(number: int, stage: str = "clean", error: str = "died") -> DeadLetter
 
 
 def append(state: Path, *letters: DeadLetter) -> None:
-    """Do as a run that dead-letters messages of one stage."""
+    """Append letters of one stage as a run does."""
     file = LetterFile(state, letters[0].stage, lambda: None)
     file.append(b"".join(letter.to_line() for letter in letters))
     file.close()
 
 
 def left(state: Path, stage: str = "clean") -> list[tuple[str, str]]:
-    """Return the ids and errors of the letters that are left."""
+    """Return the ids and errors of the letters that are still open."""
     found = []
     for item in Settled(state / "dead_letters").letters(stage):
         assert not isinstance(item, Torn)
@@ -49,14 +49,14 @@ def left(state: Path, stage: str = "clean") -> list[tuple[str, str]]:
 
 
 def test_letters_as_they_stand(tmp_path: Path) -> None:
-    """Some passed, one failed again and then once more, one is new (issue 14)."""
+    """Some passed, one was dropped, one failed again twice, one is new (issue 14)."""
     append(tmp_path, *map(letter, range(5)))
     more = letter(1, error="again"), replace(letter(9), stage="load")
     settle(tmp_path, ["r-0", "r-2"], "passed", letters=more, number=1)
     settle(tmp_path, ["r-3"], "dropped")
     later = [letter(1, error="once more")]
     settle(tmp_path, (), "passed", letters=later, number=2)
-    append(tmp_path, letter(5))  # a run that knows nothing of it
+    append(tmp_path, letter(5))  # a run that does not know of the retries
     settled = Settled(tmp_path / "dead_letters")
     assert left(tmp_path) == [("r-4", "died"), ("r-5", "died"), ("r-1", "once more")]
     assert left(tmp_path, "load") == [("r-9", "died")]
@@ -68,7 +68,7 @@ def test_letters_as_they_stand(tmp_path: Path) -> None:
 
 
 def test_what_was_not_renamed_is_no_record(tmp_path: Path) -> None:
-    """A crash leaves the letters as they were, and the next retry its place."""
+    """After a crash the letters are as before, and the next retry reuses the number."""
     append(tmp_path, letter(0))
     settle(tmp_path, ["r-0"], "passed", number=1)
     folder = tmp_path / "dead_letters" / "settled"
@@ -80,7 +80,7 @@ def test_what_was_not_renamed_is_no_record(tmp_path: Path) -> None:
 
 
 def test_record_that_is_damaged(tmp_path: Path) -> None:
-    """No one is to load a message twice because a file can't be read (issue 14)."""
+    """An unreadable file must not cause a message to be loaded twice (issue 14)."""
     append(tmp_path, letter(0))
     settle(tmp_path, ["r-0"], "passed", number=1)
     (path,) = (tmp_path / "dead_letters" / "settled").iterdir()
@@ -90,7 +90,7 @@ def test_record_that_is_damaged(tmp_path: Path) -> None:
 
 
 def test_record_that_can_not_be_written(tmp_path: Path) -> None:
-    """The folder is named."""
+    """The error names the folder."""
     append(tmp_path, letter(0))
     (tmp_path / "dead_letters" / "settled").write_text("")
     with pytest.raises(StateUnusable, match=r"can't record in .*/settled what became"):
@@ -98,7 +98,7 @@ def test_record_that_can_not_be_written(tmp_path: Path) -> None:
 
 
 def test_letters_of_replaced_output_are_superseded(tmp_path: Path) -> None:
-    """Those of others, from before; what the run itself lacks, counts (issue 23)."""
+    """Earlier letters of other runs are; the run's own still count (issue 23)."""
     noon, later = "2026-01-02T12:00:00.500+00:00", "2026-01-02T12:00:01.000+00:00"
     supersede(tmp_path, "new", noon)
     assert not list(tmp_path.iterdir())  # without letters there is nothing to record
@@ -116,7 +116,7 @@ def test_letters_of_replaced_output_are_superseded(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '"x"', "[" * 9999])
 def test_record_of_a_replacement_that_is_damaged(tmp_path: Path, text: str) -> None:
-    """Rather nothing than a row twice (issue 23)."""
+    """An error is better than loading a row twice (issue 23)."""
     append(tmp_path, letter(1))
     supersede(tmp_path, "new", "t")
     path = tmp_path / "dead_letters" / "settled" / "replaced.json"
@@ -132,7 +132,7 @@ def test_record_of_a_replacement_that_is_damaged(tmp_path: Path, text: str) -> N
 
 
 async def test_what_failed_again_keeps_its_id(tmp_path: Path) -> None:
-    """With the place that it had, and one more attempt; the others passed (issue 14)."""
+    """It keeps its place, too, and gains an attempt; the others passed (issue 14)."""
     tried = Attempt("clean-1", 7, "died")
     letters = [replace(letter(n), attempts=(tried,)) for n in (3, 5, 8)]
     append(tmp_path, *letters)
@@ -152,7 +152,7 @@ async def test_what_failed_again_keeps_its_id(tmp_path: Path) -> None:
 
 
 async def test_letters_as_a_source() -> None:
-    """What was not passed on when a signal came has not passed."""
+    """Letters not yet passed on when a drain begins do not count as passed."""
     letters = [letter(n) for n in range(600)]
     retry, sink = Retry(letters, 1), MemorySink()
     pipeline = Pipeline(name="p", source=retry.source, sink=sink)
@@ -167,7 +167,7 @@ async def test_letters_as_a_source() -> None:
 
 
 def test_letters_are_taken_some_at_a_time() -> None:
-    """However many there are, and however large (issue 14)."""
+    """Both the number of letters and their bytes are bounded (issue 14)."""
     many = list(chunks(map(letter, range(25_000))))
     assert [len(chunk) for chunk in many] == [10_000, 10_000, 5_000]
     large = [replace(letter(n), message=b"x" * (40 << 20)) for n in range(3)]

@@ -1,4 +1,4 @@
-"""Where dead letters are kept: what is durable, and what is cut."""
+"""The store of dead letters: what is durable, and what is cut off."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ CONFIG = {"name": "clean", "command": ["sort", "-n"]}
 
 @pytest.fixture
 def letters(tmp_path: Path) -> Iterator[DeadLetters]:
-    """Give a place for dead letters that is not there yet."""
+    """Give a store for dead letters whose folder does not exist yet."""
     made = DeadLetters(tmp_path / "state" / "p", pipeline="p", run="r")
     yield made
     made.close()
 
 
 def lost(text: str = "stage clean: died", *attempts: Attempt) -> WorkerLost:
-    """Return an error with a history."""
+    """Return an error with a history of attempts."""
     error = WorkerLost(text, stage="clean")
     error.attempts = attempts
     return error
@@ -56,7 +56,7 @@ async def put(
     stage: str = "clean",
     error: Exception | None = None,
 ) -> DeadLetter:
-    """Put one message aside."""
+    """Dead-letter one message."""
     letter = letters.letter(
         stage, 7, message, error or lost(), config=CONFIG, time=NOON
     )
@@ -65,17 +65,17 @@ async def put(
 
 
 def kept(path: Path) -> list[DeadLetter | Torn]:
-    """Return what is in a file."""
+    """Return the letters in a file."""
     return list(read_letters(path))
 
 
 def file_of(letters: DeadLetters, name: str = "clean.jsonl") -> Path:
-    """Return where the letters of a stage are."""
+    """Return the path of a stage's letters."""
     return letters._state / "dead_letters" / name
 
 
 async def test_letter_is_read_as_it_was_put(letters: DeadLetters) -> None:
-    """All there is to know, and every byte of the message."""
+    """With every detail, and every byte of the message."""
     message = bytes(range(256)) * 3
     attempt = Attempt("clean-1", 4711, "exited", ("started", "exited"), ("oh", "no"))
     letter = await put(letters, message, error=lost("stage clean: died", attempt))
@@ -96,7 +96,7 @@ async def test_letter_is_read_as_it_was_put(letters: DeadLetters) -> None:
 
 
 async def test_error_without_a_history(letters: DeadLetters) -> None:
-    """A message that never went out was tried by no one."""
+    """A message that was never sent to a worker has no attempts."""
     assert (await put(letters, error=ValueError("x"))).attempts == ()
 
 
@@ -109,7 +109,7 @@ def test_nothing_is_made_before_it_is_needed(tmp_path: Path) -> None:
 
 
 async def test_letters_are_ours_alone(letters: DeadLetters, tmp_path: Path) -> None:
-    """They hold data."""
+    """Letters contain data: other users must not read them."""
     await put(letters)
     path = file_of(letters)
     modes = [p.stat().st_mode & 0o777 for p in (path.parent.parent, path.parent, path)]
@@ -119,7 +119,7 @@ async def test_letters_are_ours_alone(letters: DeadLetters, tmp_path: Path) -> N
 async def test_letters_are_not_written_where_a_link_leads(
     letters: DeadLetters, tmp_path: Path
 ) -> None:
-    """Nor into a folder of others (issue 10)."""
+    """Nor into a folder that others may write to (issue 10)."""
     other = tmp_path / "other"
     other.touch()
     path = file_of(letters)
@@ -140,7 +140,7 @@ async def test_letters_are_not_written_where_a_link_leads(
 async def test_link_in_the_state_is_refused_before_the_first_letter(
     letters: DeadLetters, tmp_path: Path, linked: str, *, there: bool
 ) -> None:
-    """Nothing is read or written where it leads (issue 23)."""
+    """Nothing is read or written where the link leads (issue 23)."""
     state, other = tmp_path / "state" / "p", tmp_path / "other"
     if there:
         other.mkdir() if linked == "dead_letters" else other.touch()
@@ -165,7 +165,7 @@ async def test_link_in_the_state_is_refused_before_the_first_letter(
 
 
 async def test_runs_append_to_the_same_file(tmp_path: Path) -> None:
-    """Also at the same time; ids never meet."""
+    """Also at the same time; ids never collide."""
     first, second = (DeadLetters(tmp_path, pipeline="p") for _ in range(2))
     for letters in (first, second, first, second):
         await put(letters)
@@ -181,7 +181,7 @@ async def test_runs_append_to_the_same_file(tmp_path: Path) -> None:
 
 
 async def test_stages_have_files_of_their_own(letters: DeadLetters) -> None:
-    """Whatever they are called."""
+    """Whatever the stages are called."""
     for stage in ("clean", "a b", "../x", "b/c"):
         await put(letters, stage=stage)
     folder = file_of(letters).parent
@@ -196,7 +196,7 @@ async def test_stages_have_files_of_their_own(letters: DeadLetters) -> None:
 async def test_torn_letter_is_skipped_with_a_word(
     letters: DeadLetters, tmp_path: Path, cut: int
 ) -> None:
-    """A crash in an append spoils nothing but that append."""
+    """A crash during an append damages only that append."""
     await put(letters)
     await put(letters)
     path = file_of(letters)
@@ -228,14 +228,14 @@ async def test_torn_letter_is_skipped_with_a_word(
     ],
 )
 def test_rubbish_is_no_letter(tmp_path: Path, line: bytes) -> None:
-    """Whatever a file system leaves behind after a crash."""
+    """Garbage that a file system leaves after a crash is reported as torn."""
     path = tmp_path / "x.jsonl"
     path.write_bytes(line)
     assert kept(path) == [Torn(path, 1, len(line))]
 
 
 async def test_letters_of_a_later_version_are_read(letters: DeadLetters) -> None:
-    """What we don't know is left out."""
+    """Unknown fields are ignored."""
     letter = await put(letters)
     line = json.dumps(letter.to_dict() | {"colour": "red"}).encode()
     assert DeadLetter.from_line(line) == letter
@@ -244,7 +244,7 @@ async def test_letters_of_a_later_version_are_read(letters: DeadLetters) -> None
 async def test_disk_that_is_full_is_reported(
     letters: DeadLetters, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the place, and why there was something to write; no half is left."""
+    """The error names folder and message; no partial line is left."""
     await put(letters)
     path = file_of(letters)
     before = path.read_bytes()
@@ -276,7 +276,7 @@ async def test_disk_that_is_full_is_reported(
 async def test_short_writes_are_completed(
     letters: DeadLetters, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kernel may take less than it was given."""
+    """The kernel may write fewer bytes than it was given."""
     real = os.write
     monkeypatch.setattr(os, "write", lambda fd, data: real(fd, data[:100]))
     letter = await put(letters, b"x" * 1000)
@@ -284,7 +284,7 @@ async def test_short_writes_are_completed(
 
 
 async def test_folder_that_can_not_be_made(tmp_path: Path) -> None:
-    """Something else is in the way."""
+    """A file is in the way."""
     (tmp_path / "state").write_text("")
     letters = DeadLetters(tmp_path / "state", pipeline="p")
     with pytest.raises(StageError, match=r"dead letters to .*: not a directory"):
@@ -294,14 +294,14 @@ async def test_folder_that_can_not_be_made(tmp_path: Path) -> None:
 async def test_letters_are_durable_after_sync(
     letters: DeadLetters, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One call for all that came since the last, none if nothing came."""
+    """One fsync covers all letters since the last; without new ones there is none."""
     synced: list[str] = []
     monkeypatch.setattr(
         os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}"))
     )
     await letters.sync()
     await put(letters)
-    # A new file needs its name, and those of its folders, to be durable.
+    # For a new file, its name and its folders' names must be durable, too.
     path = file_of(letters)
     assert synced == [*map(str, reversed(path.parents[:4]))]
     synced.clear()
@@ -315,7 +315,7 @@ async def test_letters_are_durable_after_sync(
 async def test_sync_that_fails_is_reported_and_tried_again(
     letters: DeadLetters, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is not durable does not count as dealt with."""
+    """A letter that is not durable does not count as kept."""
     await put(letters)
 
     def fail(fd: int) -> None:
@@ -328,7 +328,7 @@ async def test_sync_that_fails_is_reported_and_tried_again(
 
 
 async def test_secrets_are_not_stored(tmp_path: Path) -> None:
-    """What was interpolated stands as it was written, wherever it shows up."""
+    """An interpolated value is replaced by its placeholder, wherever it appears."""
     letters = DeadLetters(
         tmp_path,
         pipeline="p",
@@ -344,13 +344,13 @@ async def test_secrets_are_not_stored(tmp_path: Path) -> None:
         Attempt("w", 1, "${TOKEN}!", ("a ${TOKEN}",), ("token=${TOKEN}",)),
     )
     assert letter.config["worker"]["command"] == ["sort", "-k${N}", "${TOKEN}"]
-    # The message is as it came.
+    # The message itself is unchanged.
     assert letter.message == b"hunter2"
     assert b"hunter2" not in file_of(letters).read_bytes()
 
 
 async def test_command_for_looking_is_quoted(tmp_path: Path) -> None:
-    """It can be pasted into a shell."""
+    """The command can be pasted into a shell."""
     assert DeadLetters(tmp_path, pipeline="p", shown="my file.yaml").look == (
         "etlstage dlq ls 'my file.yaml'"
     )
@@ -359,7 +359,7 @@ async def test_command_for_looking_is_quoted(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 async def test_reading_takes_no_memory(tmp_path: Path) -> None:
-    """One letter at a time, however many there are."""
+    """Letters are read one at a time, however many there are."""
     letters = DeadLetters(tmp_path, pipeline="p")
     await put(letters, b"x" * 10_000)
     letters.close()
@@ -385,12 +385,12 @@ async def test_reading_takes_no_memory(tmp_path: Path) -> None:
     ],
 )
 def test_first_clause(error: str, expected: str) -> None:
-    """As much as a line of a table, or of a log, has room for."""
+    """It is short enough for a line of a table or a log."""
     assert first_clause(error) == expected
 
 
 async def test_letter_that_is_recalled_keeps_its_id(tmp_path: Path) -> None:
-    """When a run is repeated; what is new gets an id that none has."""
+    """When a run is repeated, known letters keep their ids; new ones get unused ids."""
     for messages in ([b"a", b"b"], [b"new", b"b", b"a"]):
         letters = DeadLetters(tmp_path, pipeline="p", run="r")
         letters.recall()
@@ -410,7 +410,7 @@ async def test_letter_that_is_recalled_keeps_its_id(tmp_path: Path) -> None:
 
 
 async def test_letter_of_an_executor_is_pending_as_ours_are(tmp_path: Path) -> None:
-    """Executors do not know whether the output is replaced by now."""
+    """Executors don't know whether the output has been replaced yet."""
     letters = DeadLetters(tmp_path, pipeline="p", run="r")
     letters.pending = True
     ours = await put(letters, b"a")
@@ -432,7 +432,7 @@ async def put_at(letters: DeadLetters, stage: str = "t") -> None:
 def test_line_that_is_appended_while_another_thread_syncs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is made durable by the next call (issue 14)."""
+    """The next sync makes it durable (issue 14)."""
     file = LetterFile(tmp_path, "t", lambda: None)
     file.append(b"{}\n")
     synced: list[int] = []
@@ -464,7 +464,7 @@ def test_line_that_is_appended_while_another_thread_syncs(
 async def test_stage_whose_first_letter_comes_while_others_are_synced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its file is one more of those that are looked at (issue 14)."""
+    """A file added during the sync does not break the loop over files (issue 14)."""
     letters = DeadLetters(tmp_path, pipeline="p")
     await put_at(letters)
     await put_at(letters, "u")
@@ -482,7 +482,7 @@ async def test_stage_whose_first_letter_comes_while_others_are_synced(
 async def test_file_that_lacks_what_is_on_record(
     tmp_path: Path, left: int | None
 ) -> None:
-    """A run does not go on as if all were there, and nothing is cut (issue 14)."""
+    """The run does not resume as if all were there, and no file is cut (issue 14)."""
     letters = DeadLetters(tmp_path, pipeline="p", run="r0")
     await put_at(letters)
     await put_at(letters, "u")
@@ -505,7 +505,7 @@ async def test_file_that_lacks_what_is_on_record(
 
 
 class Holder:
-    """A run that has the state directory, and may have been taken over."""
+    """A run that holds the state directory, and may be taken over."""
 
     def __init__(self, state: Path) -> None:
         take_over(state)
@@ -526,20 +526,20 @@ class Holder:
         self.letters.adopt(letter, place=number)
 
     def commit(self) -> None:
-        """Have all letters recorded."""
+        """Record all letters in a commit."""
         self.delivery.check()
         anyio.run(self.letters.sync)
         record = self.delivery.next(None, letters=self.letters.sizes())
         self.delivery.keep(record)
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Release the files."""
         self.letters.close()
         self.delivery.__exit__()
 
 
 class TakeOvers(RuleBasedStateMachine):
-    """Whoever was taken over goes on, at any time; one alone is heard."""
+    """Runs that were taken over may continue at any time; only the last run counts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -553,13 +553,13 @@ class TakeOvers(RuleBasedStateMachine):
 
     @rule()
     def take_over(self) -> None:
-        """Start another run, which goes on behind the record."""
+        """Start another run, which resumes after the last recorded commit."""
         self.holders.append(Holder(self.state))
         self.kept = [*self.recorded]
 
     @rule(which=integers(min_value=0), stage=sampled_from("tu"))
     def keep(self, which: int, stage: str) -> None:
-        """Dead-letter a message, in whatever run."""
+        """Dead-letter a message in any of the runs."""
         holder = self.holders[which % len(self.holders)]
         self.number += 1
         if holder is self.holders[-1]:
@@ -571,7 +571,7 @@ class TakeOvers(RuleBasedStateMachine):
 
     @rule(which=integers(min_value=0))
     def commit(self, which: int) -> None:
-        """Record the letters, or raise."""
+        """Record the letters; raise in a run that was taken over."""
         holder = self.holders[which % len(self.holders)]
         if holder is self.holders[-1]:
             holder.commit()
@@ -582,7 +582,7 @@ class TakeOvers(RuleBasedStateMachine):
 
     @invariant()
     def letters_are_those_of_the_last(self) -> None:
-        """And those on record, each once."""
+        """The files hold exactly the last run's letters, each once."""
         found = [
             (letter.stage, int(letter.message))
             for path in letter_files(self.state)
@@ -592,7 +592,7 @@ class TakeOvers(RuleBasedStateMachine):
         assert sorted(found) == sorted(self.kept)
 
     def teardown(self) -> None:
-        """Leave nothing."""
+        """Close and remove all files."""
         for holder in self.holders:
             holder.close()
         self._folder.cleanup()
@@ -601,13 +601,13 @@ class TakeOvers(RuleBasedStateMachine):
 TakeOvers.TestCase.settings = settings(
     max_examples=30,
     stateful_step_count=15,
-    deadline=None,  # files
+    deadline=None,  # it writes files
 )
 TestTakeOvers = TakeOvers.TestCase
 
 
 def test_letter_of_a_run_that_was_taken_over(tmp_path: Path) -> None:
-    """Its stage is shown who has the files now, and nothing stays open (issue 14)."""
+    """The error names its stage and the directory; no file stays open (issue 14)."""
     first = Holder(tmp_path)
     first.close()
     second = Holder(tmp_path)
@@ -622,7 +622,7 @@ def test_letter_of_a_run_that_was_taken_over(tmp_path: Path) -> None:
 
 
 def test_start_that_is_taken_over_while_it_cuts(tmp_path: Path) -> None:
-    """It leaves the file to the other (issue 14)."""
+    """The file is left to the other run (issue 14)."""
     first = Holder(tmp_path)
     first.keep("t", 1)
     first.close()

@@ -1,1 +1,1 @@
-"""What outlives a run."""
+"""State that outlives a run."""

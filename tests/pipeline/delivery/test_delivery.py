@@ -18,7 +18,7 @@ from etlstage.pipeline.delivery.record import CommitRecord
 
 
 def test_state_directory_is_held_by_one_run(tmp_path: Path) -> None:
-    """The other is shown who has it; when he lets it go it is free (issue 10)."""
+    """A second run's error names the holder; once released it is free (issue 10)."""
     folder = tmp_path / "a" / "state"
     with (
         Delivery(folder),
@@ -40,7 +40,7 @@ def test_state_directory_is_held_by_one_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "x", "[" * 5000, '{"pid": "me"}'])
 def test_holder_who_can_not_be_read_is_left_out(tmp_path: Path, text: str) -> None:
-    """What stands in the file decides nothing."""
+    """The content of the lock file decides nothing."""
     with Delivery(tmp_path):
         (tmp_path / LOCK).write_text(text)
         with (
@@ -51,7 +51,7 @@ def test_holder_who_can_not_be_read_is_left_out(tmp_path: Path, text: str) -> No
 
 
 def test_shorter_holder_replaces_a_longer_one(tmp_path: Path) -> None:
-    """Nothing of him is left behind."""
+    """Nothing is left of the longer one."""
     (tmp_path / LOCK).write_text("x" * 1000)
     with Delivery(tmp_path):
         assert (tmp_path / LOCK).read_text().endswith('"}')
@@ -59,7 +59,7 @@ def test_shorter_holder_replaces_a_longer_one(tmp_path: Path) -> None:
 
 
 def test_lock_is_not_for_workers(tmp_path: Path) -> None:
-    """Whoever outlives us does not hold it (issue 10)."""
+    """A worker that outlives us must not keep the lock (issue 10)."""
     with Delivery(tmp_path):
         held = [
             int(fd)
@@ -70,7 +70,7 @@ def test_lock_is_not_for_workers(tmp_path: Path) -> None:
 
 
 def test_state_directory_that_can_not_be_ours(tmp_path: Path) -> None:
-    """The text has the folder and the reason; nothing is held then."""
+    """The error has the folder and the reason; the folder is not locked."""
     (tmp_path / "state").touch()
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
@@ -87,7 +87,7 @@ def test_state_directory_that_can_not_be_ours(tmp_path: Path) -> None:
 
 
 def begun(folder: Path, *, exactly_once: bool = True, run: str = "r1") -> Delivery:
-    """Return what is entered, and has begun."""
+    """Return a delivery that was entered and has begun a run."""
     delivery = Delivery(folder, exactly_once=exactly_once)
     with delivery:
         delivery.begin(run, stages=["e", "l"], letters={"e": 7})
@@ -95,7 +95,7 @@ def begun(folder: Path, *, exactly_once: bool = True, run: str = "r1") -> Delive
 
 
 def test_commit_counts_epochs(tmp_path: Path) -> None:
-    """And reports its steps; the record in memory is that on disk (issue 14)."""
+    """It reports its steps; the record in memory equals the stored one (issue 14)."""
     delivery = begun(tmp_path)
     steps: list[str] = []
     delivery.at = steps.append
@@ -108,7 +108,7 @@ def test_commit_counts_epochs(tmp_path: Path) -> None:
 
 
 def test_run_that_broke_off_goes_on(tmp_path: Path) -> None:
-    """With its number and its load; one that ended does not (issue 14)."""
+    """It resumes with its run id and load id; a run that ended does not (issue 14)."""
     first = begun(tmp_path)
     first.commit(5)
     again = Delivery(tmp_path, exactly_once=True)
@@ -131,7 +131,7 @@ def test_run_that_broke_off_goes_on(tmp_path: Path) -> None:
 
 
 def test_stream_that_broke_off_goes_on(tmp_path: Path) -> None:
-    """Before its first epoch, too; what was asked for is on record (issue 14)."""
+    """Even before its first epoch, with the stages on record (issue 14)."""
     with Delivery(tmp_path, whole=True) as first:
         first.begin("r1", stages=["e", "l"], letters={"e": 7})
         assert first.record.delivery == "at-least-once"
@@ -155,7 +155,7 @@ def test_stream_that_broke_off_goes_on(tmp_path: Path) -> None:
 def test_another_pipeline_does_not_go_on(
     tmp_path: Path, exactly_once: bool, stages: list[str], why: str
 ) -> None:
-    """What was loaded would not be of one cast (issue 14)."""
+    """The loaded data would be inconsistent (issue 14)."""
     begun(tmp_path)
     with (
         Delivery(tmp_path, exactly_once=exactly_once) as delivery,
@@ -167,7 +167,7 @@ def test_another_pipeline_does_not_go_on(
 
 
 def test_run_goes_on_where_it_has_loaded(tmp_path: Path) -> None:
-    """One that has loaded nothing yet may be sent elsewhere (issue 14)."""
+    """A run that has loaded nothing yet may use another output (issue 14)."""
     for number, output in enumerate(("parquet /a", "parquet /b", "parquet /b")):
         with Delivery(tmp_path, exactly_once=True) as delivery:
             again = delivery.begin("r", stages=[], letters={}, output=output)
@@ -186,7 +186,7 @@ def test_run_goes_on_where_it_has_loaded(tmp_path: Path) -> None:
 
 
 def test_who_was_taken_over_can_not_commit(tmp_path: Path) -> None:
-    """A holder that is stopped keeps his lock: it is taken from him (issue 14)."""
+    """A suspended holder still has its lock, so the fence shuts it out (issue 14)."""
     with Delivery(tmp_path, exactly_once=True) as first:
         first.begin("r1", stages=[], letters={})
         first.commit(1)
@@ -205,7 +205,7 @@ def test_who_was_taken_over_can_not_commit(tmp_path: Path) -> None:
 def test_commit_in_the_middle_of_which_it_was_taken_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    """It may be stored, and counts for nothing: it is reported nowhere (issue 14)."""
+    """Its record may be stored, but doesn't count and isn't reported (issue 14)."""
     store = CommitRecord.store
 
     def late(
@@ -233,7 +233,7 @@ def test_commit_in_the_middle_of_which_it_was_taken_over(
 
 
 def test_fence_belongs_to_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where two raise it in the same moment (issue 14)."""
+    """Also where two processes raise it at the same moment (issue 14)."""
     latest = CommitRecord.latest
     passed: list[CommitRecord] = []
 
@@ -258,7 +258,7 @@ def test_fence_belongs_to_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_commit_behind_the_look_of_a_take_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would be forgotten: it fails though the new fence is not stored (issue 14)."""
+    """It would be lost, so it fails even before the new fence is stored (issue 14)."""
     latest = CommitRecord.latest
     with Delivery(tmp_path, exactly_once=True) as first:
         first.begin("r1", stages=[], letters={})
@@ -277,7 +277,7 @@ def test_commit_behind_the_look_of_a_take_over(
 def test_lock_that_was_taken_over_is_not_held(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever waited for the file of another looks at the new one (issue 14)."""
+    """A process that waited for the old lock file checks the new one (issue 14)."""
     flock = fcntl.flock
 
     def late(file: BinaryIO, how: int) -> None:
@@ -297,7 +297,7 @@ def test_lock_that_was_taken_over_is_not_held(
 def test_who_asks_for_the_holder_does_not_hold_up_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """He has the lock for a moment (issue 14)."""
+    """A query for the holder takes the lock only for a moment (issue 14)."""
     with Delivery(tmp_path):
         pass
     with (tmp_path / "lock").open() as asking:
@@ -311,7 +311,7 @@ def test_who_asks_for_the_holder_does_not_hold_up_a_run(
 
 
 def test_lock_that_can_not_be_taken(tmp_path: Path) -> None:
-    """The text names the folder (issue 14)."""
+    """The error names the folder (issue 14)."""
     (tmp_path / "lock").mkdir()
     with pytest.raises(
         StateUnusable, match=f"can't use the state directory {tmp_path}"
@@ -320,7 +320,7 @@ def test_lock_that_can_not_be_taken(tmp_path: Path) -> None:
 
 
 def test_what_a_sink_has_noted_is_adopted(tmp_path: Path) -> None:
-    """If it is behind what is recorded; under the fence of who does so (issue 14)."""
+    """If it is later than the record, and under the new holder's fence (issue 14)."""
     delivery = begun(tmp_path)
     noted = delivery.next(5, accounts={"e": [1], "l": [2]}, letters={"l": 3})
     with Delivery(tmp_path, exactly_once=True) as again:

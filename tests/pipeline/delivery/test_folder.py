@@ -12,20 +12,20 @@ from etlstage.pipeline.delivery.folder import make_ours, opened
 
 @pytest.fixture
 def no_umask() -> Iterator[None]:
-    """Let everything be made as it is asked for."""
+    """Clear the umask, so that modes are exactly those asked for."""
     before = os.umask(0)
     yield
     os.umask(before)
 
 
 def mode(path: Path) -> int:
-    """Return who may do what."""
+    """Return the permission bits."""
     return path.stat().st_mode & 0o777
 
 
 @pytest.mark.usefixtures("no_umask")
 def test_folder_and_its_parents_are_made_for_us_alone(tmp_path: Path) -> None:
-    """Whatever the umask; what is there is left as it is (issue 10)."""
+    """Whatever the umask; existing folders are left as they are (issue 10)."""
     tmp_path.chmod(0o755)
     make(tmp_path / "a" / "b" / "c", 0o700)
     folders = [tmp_path, tmp_path / "a", tmp_path / "a/b", tmp_path / "a/b/c"]
@@ -35,7 +35,7 @@ def test_folder_and_its_parents_are_made_for_us_alone(tmp_path: Path) -> None:
 def test_names_of_new_folders_are_durable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each in the folder that has it; what was there is not written (issue 14)."""
+    """Each parent of a new folder is synced; without new ones nothing is (issue 14)."""
     synced: list[str] = []
     real = os.fsync
 
@@ -51,7 +51,7 @@ def test_names_of_new_folders_are_durable(
 
 @pytest.mark.usefixtures("no_umask")
 def test_file_is_made_for_us_alone(tmp_path: Path) -> None:
-    """And closed again."""
+    """The file isn't inherited by child processes, either."""
     with opened(tmp_path / "x", os.O_RDWR | os.O_CREAT) as file:
         assert not os.get_inheritable(file.fileno())
     assert mode(tmp_path / "x") == 0o600
@@ -73,7 +73,7 @@ def test_folder_of_somebody_else_is_refused(
 def test_folder_that_others_may_write_to_is_refused(
     tmp_path: Path, others: int
 ) -> None:
-    """With the remedy (issue 10)."""
+    """The error has the remedy (issue 10)."""
     tmp_path.chmod(others)
     with pytest.raises(PermissionError, match=f"mode {others:o}\\): chmod go-w it"):
         make_ours(tmp_path)
@@ -82,14 +82,14 @@ def test_folder_that_others_may_write_to_is_refused(
 
 
 def test_file_in_place_of_a_folder(tmp_path: Path) -> None:
-    """The system's words."""
+    """The error is the system's own."""
     (tmp_path / "state").touch()
     with pytest.raises(NotADirectoryError):
         make_ours(tmp_path / "state")
 
 
 def test_pipe_is_no_file(tmp_path: Path) -> None:
-    """No one waits for its other end (issue 10)."""
+    """Opening it doesn't wait for the pipe's other end (issue 10)."""
     os.mkfifo(tmp_path / "pipe")
     with (
         pytest.raises(OSError, match="it is not a regular file"),
@@ -99,7 +99,7 @@ def test_pipe_is_no_file(tmp_path: Path) -> None:
 
 
 def test_folder_is_no_file(tmp_path: Path) -> None:
-    """Whatever it is called, it is closed again (issue 23)."""
+    """Whatever its name; the descriptor is closed again (issue 23)."""
     with (
         pytest.raises(OSError, match="it is not a regular file"),
         opened(tmp_path, os.O_RDONLY),
@@ -108,7 +108,7 @@ def test_folder_is_no_file(tmp_path: Path) -> None:
 
 
 def test_what_is_no_file_is_not_made_durable(tmp_path: Path) -> None:
-    """A link may lead nowhere, and who opens a pipe waits (issue 14)."""
+    """A link may be dangling, and opening a pipe would block (issue 14)."""
     (tmp_path / "link").symlink_to("nowhere")
     os.mkfifo(tmp_path / "pipe")
     sync_all(tmp_path)

@@ -10,13 +10,13 @@ from etlstage.pipeline.delivery.holder import Claim
 
 @pytest.fixture(autouse=True)
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Have the locks in a folder of the test."""
+    """Keep the locks in the test's own folder."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
     return tmp_path / "tmp"
 
 
 def test_output_is_one_runs(tmp_path: Path, temporary: Path) -> None:
-    """Whatever it is called; another output is another's (issue 23)."""
+    """Whatever path names it; other outputs are independent (issue 23)."""
     (tmp_path / "link").symlink_to(tmp_path / "out")
     first, second = Claim(tmp_path / "out"), Claim(tmp_path / "link")
     assert first.take() is None
@@ -36,7 +36,7 @@ def test_output_is_one_runs(tmp_path: Path, temporary: Path) -> None:
 def test_lock_that_its_holder_has_just_removed(
     tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No one looks at it any more: another is taken (issue 23)."""
+    """A removed lock file counts for nothing: a new one is taken (issue 23)."""
     flock, calls = Claim.take.__globals__["fcntl"].flock, 0
 
     def removed(file: object, how: int) -> None:
@@ -57,7 +57,7 @@ def test_lock_that_its_holder_has_just_removed(
 def test_folder_of_locks_that_others_may_write_to(
     tmp_path: Path, temporary: Path
 ) -> None:
-    """It is refused: who writes there decides who may load (issue 23)."""
+    """It is refused: a writer there would decide which run may load (issue 23)."""
     folder = temporary / f"etlstage-outputs-{os.geteuid()}"
     folder.mkdir(parents=True)
     folder.chmod(0o777)

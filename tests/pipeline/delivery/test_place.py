@@ -15,16 +15,16 @@ from etlstage.pipeline.delivery.place import EpochFiles
 
 
 def nothing() -> None:
-    """No one has taken over."""
+    """Check that the run was not taken over: it was not."""
 
 
 def lost() -> None:
-    """Somebody has."""
+    """Check that the run was not taken over: it was."""
     raise StateUnusable("taken over")
 
 
 def written(files: EpochFiles, number: int, text: str = "rows", *at: str) -> None:
-    """Write an epoch aside, in a partition if there is one."""
+    """Write an epoch's temporary files, in a partition if one is given."""
     folder = files.aside(number).joinpath(*at)
     make(folder)
     (folder / "part-0.parquet").write_text(text)
@@ -32,19 +32,19 @@ def written(files: EpochFiles, number: int, text: str = "rows", *at: str) -> Non
 
 
 def load(files: EpochFiles, number: int, text: str = "rows", *at: str) -> None:
-    """Load an epoch, as far as that it is recorded."""
+    """Load an epoch up to the point where it is recorded."""
     written(files, number, text, *at)
     files.seal(number, always=False, check=nothing)
 
 
 def names(path: Path) -> list[str]:
-    """Return what is in a folder, and in those within."""
+    """Return the relative paths of all files below a folder."""
     found = [Path(at, name) for at, _, names in os.walk(path) for name in names]
     return sorted(str(file.relative_to(path)) for file in found)
 
 
 def test_epoch_is_moved_behind_its_record(tmp_path: Path) -> None:
-    """Spark does not read what begins with a dot, and finds no column (issue 23)."""
+    """Until then a dot hides it from Spark, rows and columns alike (issue 23)."""
     files = EpochFiles(tmp_path, "ab12")
     written(files, 1)
     assert [path.name for path in tmp_path.iterdir()] == [".epoch=ab12-1.0"]
@@ -63,7 +63,7 @@ def test_epoch_is_moved_behind_its_record(tmp_path: Path) -> None:
 
 
 def test_what_was_not_recorded_is_removed(tmp_path: Path) -> None:
-    """Whole or not, moved or not; and nothing of anybody else (issues 14, 23)."""
+    """Complete or not, moved or not; other loads' files stay (issues 14, 23)."""
     files = EpochFiles(tmp_path / "out", "ab12")
     assert files.sweep(0, check=nothing) == []
     assert not files.others()
@@ -80,7 +80,7 @@ def test_what_was_not_recorded_is_removed(tmp_path: Path) -> None:
 
 
 def test_starts_of_a_load_write_apart(tmp_path: Path) -> None:
-    """Spark may go on with what another has begun that was taken over (issue 14)."""
+    """Spark may still be writing for a start that was taken over (issue 14)."""
     old, new = (EpochFiles(tmp_path, "ab12", start) for start in (1, 2))
     new.sweep(0, check=nothing)
     written(old, 1, "old")
@@ -94,7 +94,7 @@ def test_starts_of_a_load_write_apart(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rows", [True, False])
 def test_first_epoch_replaces_what_was_there(tmp_path: Path, *, rows: bool) -> None:
-    """Where the mode replaces, behind the record, and nothing of its own (issue 14)."""
+    """In a mode that replaces: after the record, and not its own files (issue 14)."""
     files = EpochFiles(tmp_path, "ab12")
     (tmp_path / "part-0").touch()
     for name in ("epoch=cd34-9", "empty", "day=1"):
@@ -112,7 +112,7 @@ def test_first_epoch_replaces_what_was_there(tmp_path: Path, *, rows: bool) -> N
 
 
 def test_epoch_of_a_run_that_was_taken_over_is_replaced(tmp_path: Path) -> None:
-    """By the one that has the fence, and by no other (issue 14)."""
+    """Only by the run that holds the fence (issue 14)."""
     files = EpochFiles(tmp_path, "ab12")
     load(files, 1, "old")
     written(files, 1, "new")
@@ -134,12 +134,12 @@ def test_epoch_of_a_run_that_was_taken_over_is_replaced(tmp_path: Path) -> None:
 
 
 class Killed(Exception):
-    """Stands for the end of the process."""
+    """Stand-in for the end of the process."""
 
 
 @contextmanager
 def _counted(left: int, patch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Break off at the n-th change of a name; 0: never."""
+    """Raise Killed at the ``left``-th rename or removal; 0: never."""
     count = 0
 
     def counting(real: Callable[..., None]) -> Callable[..., None]:
@@ -170,7 +170,7 @@ def test_moves_that_break_off_are_finished(
     kills: list[int],
     replaces: bool,
 ) -> None:
-    """Wherever that is, and however often: each file is there once (issue 23)."""
+    """Wherever and however often they stop, each file is there once (issue 23)."""
     out = tmp_path_factory.mktemp("out")
     files = EpochFiles(out, "ab12")
     (out / "old").touch()
@@ -188,7 +188,7 @@ def test_moves_that_break_off_are_finished(
 
 
 def test_epoch_and_mark_are_durable(tmp_path: Path, synced: list[Path]) -> None:
-    """With the names of all folders that are new (issue 14)."""
+    """As are the names of all new folders (issue 14)."""
     out = tmp_path / "new" / "out"
     files = EpochFiles(out, "ab12")
     load(files, 1, "rows", "day=1")
@@ -204,7 +204,7 @@ def test_epoch_and_mark_are_durable(tmp_path: Path, synced: list[Path]) -> None:
 
 
 def test_output_is_marked(tmp_path: Path) -> None:
-    """When it is whole, also where there was nothing to write (issue 14)."""
+    """When it is complete, even if there was nothing to write (issue 14)."""
     files = EpochFiles(tmp_path / "out", "ab12")
     files.mark(whole=False)
     files.mark(whole=True)

@@ -10,14 +10,14 @@ from etlstage.pipeline.delivery.position import PositionFile
 
 
 def test_nothing_stored_is_none(tmp_path: Path) -> None:
-    """And looking makes no folder."""
+    """And loading creates no folder."""
     assert PositionFile(tmp_path / "state", "read").load() is None
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("position", [0, 12, "2020-01-01", None, {"a": [1, 2.5]}])
 def test_what_is_stored_is_loaded(tmp_path: Path, position: object) -> None:
-    """By another object, as after a restart; the last one counts."""
+    """Also by another object, as after a restart; the last position counts."""
     PositionFile(tmp_path, "read").store(-1)
     PositionFile(tmp_path, "read").store(position)
 
@@ -26,7 +26,7 @@ def test_what_is_stored_is_loaded(tmp_path: Path, position: object) -> None:
 
 
 def test_folder_is_for_us_alone(tmp_path: Path) -> None:
-    """Positions may reveal data; parents are made too."""
+    """Positions may reveal data; parent folders are created, too."""
     folder = tmp_path / "a" / "b"
     PositionFile(folder, "read").store(1)
 
@@ -42,7 +42,7 @@ def test_folder_is_for_us_alone(tmp_path: Path) -> None:
     ],
 )
 def test_file_that_can_not_be_understood(tmp_path: Path, text: str) -> None:
-    """The text names the stage, the file and the remedy."""
+    """The error names the stage, the file and the remedy."""
     file = tmp_path / "read.position.json"
     file.write_text(text, "latin-1")
 
@@ -56,7 +56,7 @@ def test_file_that_can_not_be_understood(tmp_path: Path, text: str) -> None:
 
 
 def test_folder_that_can_not_be_made(tmp_path: Path) -> None:
-    """The text has the file and the system's error."""
+    """The error has the file and the system's error."""
     (tmp_path / "state").write_text("a file")
 
     with pytest.raises(
@@ -68,7 +68,7 @@ def test_folder_that_can_not_be_made(tmp_path: Path) -> None:
 
 
 def test_file_that_can_not_be_opened(tmp_path: Path) -> None:
-    """The text has the system's error, and no advice to remove what is not there."""
+    """The system's error, without the advice to remove a file that isn't there."""
     (tmp_path / "state").write_text("a file")
 
     with pytest.raises(SourceFailed) as caught:
@@ -80,7 +80,7 @@ def test_file_that_can_not_be_opened(tmp_path: Path) -> None:
 
 
 def test_failed_store_keeps_the_old_position(tmp_path: Path) -> None:
-    """What can't be written as JSON is a bug of the source, and harms nothing."""
+    """A position that isn't JSON is a bug of the source, and must do no harm."""
     file = PositionFile(tmp_path, "read")
     file.store(1)
     with pytest.raises(TypeError, match="not JSON serializable"):
@@ -99,7 +99,7 @@ def test_name_with_a_dot_is_kept_apart(tmp_path: Path) -> None:
 
 
 def test_file_of_a_run_that_was_killed_is_replaced(tmp_path: Path) -> None:
-    """And if it is a link, what it points to is left alone (issue 10)."""
+    """If its temporary file is a link, the link's target is untouched (issue 10)."""
     other = tmp_path / "other"
     other.write_text("theirs")
     folder = tmp_path / "state"
@@ -112,7 +112,7 @@ def test_file_of_a_run_that_was_killed_is_replaced(tmp_path: Path) -> None:
 
 
 def test_link_is_not_followed(tmp_path: Path) -> None:
-    """Another user would decide where to read on (issue 10)."""
+    """Otherwise another user could decide where reading resumes (issue 10)."""
     (tmp_path / "other").write_text('{"position": 7}')
     PositionFile(tmp_path, "read").path.symlink_to(tmp_path / "other")
 

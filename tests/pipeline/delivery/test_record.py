@@ -22,7 +22,7 @@ WHOLE = CommitRecord(
 
 
 def test_what_is_stored_is_read(tmp_path: Path) -> None:
-    """All of it; without a file it is empty, and looking makes no folder (issue 14)."""
+    """Without a file the record is empty, and reading creates no folder (issue 14)."""
     folder = tmp_path / "state"
     assert CommitRecord.latest(folder) == CommitRecord()
     assert not folder.exists()
@@ -32,7 +32,7 @@ def test_what_is_stored_is_read(tmp_path: Path) -> None:
 
 
 def test_highest_fence_counts(tmp_path: Path) -> None:
-    """Who was taken over writes what no one reads (issue 14)."""
+    """A run that was taken over writes a record that is not read (issue 14)."""
     WHOLE.store(tmp_path)
     CommitRecord(fence=10, epoch=18).store(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["record.10.json"]
@@ -42,7 +42,7 @@ def test_highest_fence_counts(tmp_path: Path) -> None:
 
 
 def test_record_that_is_not_in_its_place_does_not_count(tmp_path: Path) -> None:
-    """It is written aside first; a killed run leaves that behind (issue 14)."""
+    """A killed run leaves only a temporary file of its new record (issue 14)."""
     WHOLE.store(tmp_path)
     seen: list[tuple[str, int]] = []
 
@@ -73,7 +73,7 @@ def test_record_that_is_not_in_its_place_does_not_count(tmp_path: Path) -> None:
 def test_record_that_can_not_be_understood(
     tmp_path: Path, change: dict[str, object]
 ) -> None:
-    """The text names the file, and what helps (issue 14)."""
+    """The error names the file and the remedy (issue 14)."""
     WHOLE.store(tmp_path)
     path = tmp_path / "record.3.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
@@ -82,7 +82,7 @@ def test_record_that_can_not_be_understood(
 
 
 def test_record_that_can_not_be_stored(tmp_path: Path) -> None:
-    """The text has the file, the reason, and what counts now (issue 14)."""
+    """The error has the file, the reason and what counts now (issue 14)."""
     (tmp_path / "state").touch()
     with pytest.raises(StateUnusable) as caught:
         WHOLE.store(tmp_path / "state")

@@ -16,7 +16,7 @@ _NUMBERS: Final = (0, 1, 2, 3, 127, 128, 65536, 2**32)
 
 
 def frames(version: CocaineVersion = CocaineVersion.ONE) -> st.SearchStrategy[bytes]:
-    """Draw a frame of a version, in its place or not, and not always in order."""
+    """Draw a frame in a version's layout; it need not be valid, or expected."""
     words = version.words
     assert words is not None, "auto is what a worker begins with"
     number, kind = st.sampled_from(_NUMBERS), st.integers(0, 7)

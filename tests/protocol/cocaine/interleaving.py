@@ -1,8 +1,8 @@
 """
-Conversations at random, of which every exchange must end once and have its own outputs.
+Random conversations: every exchange must end once, with its own outputs.
 
-Both sides send what they like whenever they like; what they send is delivered in pieces of
-any size, late or at once.
+Either side sends anything at any time; what it sends is delivered in pieces of any
+size, late or at once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Interleaving:
     One conversation.
 
     Args:
-        seed: Of all that happens.
+        seed: Determines everything that happens.
 
     """
 
@@ -45,7 +45,7 @@ class Interleaving:
         self.theirs = CocaineSession(Side.WORKER, version)
         self.wires = {Side.SUPERVISOR: bytearray(), Side.WORKER: bytearray()}
         self.last = 0
-        self.asked: set[int] = set()  # of the worker: those that it has not ended
+        self.asked: set[int] = set()  # sessions that the worker has not ended
         self.outputs: dict[int, list[bytes]] = defaultdict(list)
         self.written: dict[int, list[bytes]] = defaultdict(list)
         self.ends: Counter[int] = Counter()
@@ -53,7 +53,7 @@ class Interleaving:
         self.theirs.send(Ready("u"))
 
     def run(self, steps: int) -> None:
-        """Let things happen, then let all that is open end, and compare."""
+        """Take random steps, then let all open exchanges end, and compare."""
         acts: list[Callable[[], None]] = [
             *[self._open] * 2,
             *[self._answer] * 3,
@@ -133,14 +133,14 @@ class Interleaving:
                 self._listen(event)
 
     def _listen(self, event: Event) -> None:
-        """Be the worker."""
+        """Handle an event as the worker."""
         if isinstance(event, Opened):
             self.asked.add(event.first)
         elif isinstance(event, Cancelled) and event.id in self.asked:
             self._end(event.id)
 
     def _hear(self, event: Event) -> None:
-        """Be the supervisor."""
+        """Handle an event as the supervisor."""
         match event:
             case Added(id_, messages):
                 assert not self.ends[id_], f"{event} behind the end"

@@ -1,4 +1,4 @@
-"""Both ends of a connection, and what one of them sends to the other."""
+"""Both ends of a connection, and the bytes that one sends to the other."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def worker(
 
 
 def received(session: CocaineSession, data: bytes, now: float = 0.0) -> list[Event]:
-    """Return what the bytes mean."""
+    """Feed bytes to a session; return its events."""
     session.receive_data(data, now)
     return session.events_received()
 
 
 def sent(session: CocaineSession, *events: Event) -> bytes:
-    """Return the bytes that the events are."""
+    """Send events; return their bytes."""
     for event in events:
         session.send(event)
     return b"".join(session.data_to_send())

@@ -38,11 +38,11 @@ from etlstage.testing.scripted import ScriptedWorker, Stream
 __all__ = ("CocaineWorker", "SessionRequest")
 
 _NEVER: Final = 1e9  # seconds
-_CATEGORY: Final = 42  # of errors of a worker
+_CATEGORY: Final = 42  # of a worker's errors
 
 
 class SessionRequest(NamedTuple):
-    """A session that was invoked, with all that was sent for it."""
+    """A session that was invoked, with all messages sent in it."""
 
     id: int
     event: str
@@ -51,19 +51,19 @@ class SessionRequest(NamedTuple):
 
 class CocaineWorker:
     """
-    The worker's side of a connection; it beats while it is entered.
+    The worker's side of a connection; it sends heartbeats while it is entered.
 
     Args:
-        worker: What it talks through.
+        worker: The scripted process, whose pipes carry the connection.
         version: Of the protocol.
-        beat: Seconds between heartbeats; None: there is only the first.
-        disown: Seconds that it waits for the answer to a heartbeat.
+        beat: Seconds between heartbeats; None: only the first is sent.
+        disown: Seconds to wait for the answer to a heartbeat.
         obeys: Whether it answers a terminate, and ends.
 
     Attributes:
         session: The session of the dialect.
-        farewell: The terminate of the supervisor, when it came.
-        cancelled: Sessions that are not wanted any more.
+        farewell: The supervisor's terminate, once received.
+        cancelled: Sessions that the supervisor has cancelled.
 
     """
 
@@ -91,7 +91,7 @@ class CocaineWorker:
         self._tasks = anyio.create_task_group()
 
     async def __aenter__(self) -> Self:
-        """Report that it is ready."""
+        """Report readiness, and start the heartbeats."""
         await self._tasks.__aenter__()
         await self.say(Ready(self._worker.name))
         self._tasks.start_soon(self._keep_time)
@@ -103,12 +103,12 @@ class CocaineWorker:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Beat no more."""
+        """Stop the heartbeats."""
         self._tasks.cancel_scope.cancel()
         await self._tasks.__aexit__(kind, error, trace)
 
     async def say(self, *events: Event) -> None:
-        """Write what the events are at once."""
+        """Send events at once."""
         for event in events:
             self.session.send(event, 0.0)
         async with self._lock:
@@ -121,11 +121,11 @@ class CocaineWorker:
             await self._worker.write(data)
 
     def requests(self) -> AsyncIterator[SessionRequest]:
-        """Yield sessions once they are whole, until the end."""
+        """Yield sessions once they are complete, until the end."""
         return Stream(self.next)
 
     async def next(self) -> SessionRequest | None:
-        """Return the next session that is whole, None at the end."""
+        """Return the next complete session; None at the end."""
         while not self._whole:
             event = await self.hear()
             if event is None:
@@ -134,7 +134,7 @@ class CocaineWorker:
         return self._whole.popleft()
 
     async def hear(self) -> Event | None:
-        """Return what the supervisor sends next, None at the end."""
+        """Return the supervisor's next event; None at the end."""
         while not self._events:
             data = await self._worker.read()
             if not data:
@@ -150,7 +150,7 @@ class CocaineWorker:
         return event
 
     async def reply(self, request: SessionRequest, *outputs: bytes) -> None:
-        """Answer a session, in as many chunks as there are outputs."""
+        """Answer a session, with one chunk for each output."""
         await self.say(Ended(request.id, [outputs]))
 
     async def refuse(self, request: SessionRequest, code: int, reason: str) -> None:

@@ -1,4 +1,4 @@
-"""How frames are cut from what was received, and what they may not be."""
+"""How frames are cut from received bytes, and which frames are refused."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def feed(frames: Frames, data: bytes, size: int) -> None:
 
 
 def test_frames_come_when_they_are_complete() -> None:
-    """However the bytes are cut."""
+    """Wherever the bytes are cut."""
     frames = Frames(100)
 
     assert list(frames.feed(b"\x93\x00\x00\x90\x93\x01")) == [(0, 0, ())]
@@ -39,14 +39,14 @@ def test_frames_come_when_they_are_complete() -> None:
 
 
 def test_end_of_each_frame_is_known_when_it_comes() -> None:
-    """In all that was fed."""
+    """As an offset in all bytes fed so far."""
     frames = Frames(100)
     data = b"\x93\x01\x00\x90"
     assert [frames.end for _ in frames.feed(data * 2 + b"\x93")] == [4, 8]
 
 
 def test_strings_of_all_kinds_are_read() -> None:
-    """Raw, those of msgpack 1, and what is no UTF-8."""
+    """Raw strings, those of msgpack 1, and bytes that are not UTF-8."""
     text = b"\xff" * 40
     every = [
         b"\xa3abc",
@@ -74,7 +74,7 @@ def test_strings_of_all_kinds_are_read() -> None:
 def test_strings_are_sent_as_workers_read_them(
     encoding: Encoding, event: str, chunk: str
 ) -> None:
-    """Never as str8, which the runtimes of that day did not have."""
+    """Never as str8, which the runtimes of that time did not have."""
     packer = Packer(encoding)
     text = b"x" * 40
 
@@ -84,16 +84,16 @@ def test_strings_are_sent_as_workers_read_them(
 
 @pytest.mark.parametrize("head", [b"\xdb\0\0\0\x65", b"\xc6\0\0\0\x65"])
 def test_payload_that_is_too_long_is_refused(head: bytes) -> None:
-    """With the setting that bounds it."""
+    """The error names the setting for the limit."""
     with pytest.raises(PayloadTooBig, match=r"longer than 100 bytes; see max_message"):
         list(Frames(100).feed(head + b"x" * 101))
 
 
 def test_payload_is_not_waited_for_that_is_much_too_long() -> None:
-    """The length that it declares costs no memory."""
+    """A declared length costs no memory."""
     frames = Frames(100)
 
-    # msgpack 1.0.3 refuses the length itself, later ones what comes behind it.
+    # msgpack 1.0.3 refuses the length itself, later versions the bytes that follow.
     refused = r"is longer than (100|131172) bytes; see max_mess"
     with pytest.raises(PayloadTooBig, match=refused):
         feed(frames, b"\xc6\xff\xff\xff\xff" + b"x" * 10 * 65536, 65536)
@@ -101,7 +101,7 @@ def test_payload_is_not_waited_for_that_is_much_too_long() -> None:
 
 @pytest.mark.parametrize("size", [65536, 1024 * 1024])
 def test_frame_of_many_small_parts_is_too_long(size: int) -> None:
-    """Of nothing but elements that mean nothing."""
+    """Even if it consists of nothing but meaningless elements."""
     frames = Frames(100)
     data = (b"\xdc\x10\x00" + b"\xc0" * 4095) * (MiB // 4096)
 
@@ -110,7 +110,7 @@ def test_frame_of_many_small_parts_is_too_long(size: int) -> None:
 
 
 def test_long_run_of_frames_is_not_a_long_frame() -> None:
-    """Frames that have come are not counted."""
+    """Complete frames no longer count towards the limit."""
     one = msgpack.packb([4, 1, [b"x" * 90]])
 
     assert len(list(Frames(100).feed(one * 40_000))) == 40_000
@@ -128,13 +128,13 @@ def test_long_run_of_frames_is_not_a_long_frame() -> None:
     ids=["no type", "too deep", "too wide", "too many", "no key"],
 )
 def test_what_is_no_msgpack_or_too_much_of_it_is_a_fault(data: bytes) -> None:
-    """One of the peer, whatever the unpacker calls it."""
+    """The peer's fault, whatever the unpacker calls it."""
     with pytest.raises(RemoteProtocolError, match="expected frames of msgpack"):
         list(Frames(100).feed(data))
 
 
 def test_names_are_text() -> None:
-    """Of which nothing is lost that is no UTF-8."""
+    """Bytes that are not UTF-8 are escaped, not lost."""
     assert text_of(b"caf\xc3\xa9 \xff", "name") == "café \\xff"
     with pytest.raises(
         RemoteProtocolError, match="name is a number, expected a string"
@@ -147,7 +147,7 @@ def test_names_are_text() -> None:
 
 
 def test_payload_may_be_packed_once_more() -> None:
-    """As the Python framework of version 0 does; what else it packs is no message."""
+    """As version 0 of the Python framework does; other values are not messages."""
     assert unpacked_text(b"\xa3one") == b"one"
     assert unpacked_text(b"\xc4\x03one") == b"one"
     for no_text in (b"", b"\x01", b"\xa3on", b"\xa3one\x00", b"\xc1", b"\x81\x80\x00"):
@@ -161,7 +161,7 @@ ZEROS = bytes(8)
 
 
 def test_frame_of_a_runtime_refers_to_what_it_has_stored() -> None:
-    """As a Python worker 0.12.14.5 reads it, too."""
+    """A Python worker 0.12.14.5 reads its headers in the same way."""
     table = HeaderTable()
 
     assert table.read((80, (True, b"PING", b"A"))) == (
@@ -174,7 +174,7 @@ def test_frame_of_a_runtime_refers_to_what_it_has_stored() -> None:
 
 
 def test_entries_are_those_of_hpack() -> None:
-    """RFC 7541, appendix A, and three for tracing."""
+    """The entries of RFC 7541, appendix A, and three for tracing."""
     entries = HeaderTable().read((1, 2, 16, 32, 58, 61, 79, 81, 82))
 
     assert [name for name, _ in entries] == [
@@ -184,7 +184,7 @@ def test_entries_are_those_of_hpack() -> None:
 
 
 def test_what_is_stored_last_comes_first() -> None:
-    """Those before move up."""
+    """Earlier entries move up."""
     table = HeaderTable()
     table.read(((True, b"a", b"1"), (True, b"b", b"2")))
 
@@ -192,7 +192,7 @@ def test_what_is_stored_last_comes_first() -> None:
 
 
 def test_table_forgets_the_oldest() -> None:
-    """An entry costs 32 bytes beside its own; there are 4096."""
+    """Each entry costs 32 bytes more than its own; the table has 4096 bytes."""
     table = HeaderTable()
     table.read(tuple((True, b"%04d" % n, bytes(28)) for n in range(65)))
 
@@ -202,7 +202,7 @@ def test_table_forgets_the_oldest() -> None:
 
 
 def test_entry_that_is_too_large_empties_the_table() -> None:
-    """It is understood all the same."""
+    """The header itself is still read."""
     table = HeaderTable()
 
     assert table.read(((True, b"a", b"1"), (True, b"b", bytes(5000))))[1][0] == b"b"
@@ -227,7 +227,7 @@ def test_entry_that_is_too_large_empties_the_table() -> None:
     ],
 )
 def test_what_is_no_header_is_a_fault(headers: object) -> None:
-    """Of the peer."""
+    """The peer's fault."""
     with pytest.raises(RemoteProtocolError, match="header"):
         HeaderTable().read(headers)
 
@@ -241,7 +241,7 @@ def test_what_is_no_header_is_a_fault(headers: object) -> None:
 def test_whole_sessions_are_what_their_frames_are_one_by_one(
     words: Words, encoding: Encoding, packed: bool
 ) -> None:
-    """Whatever their event is called, and however long numbers get (issue 15)."""
+    """For an event name and session numbers of any length (issue 15)."""
     at_once, one_by_one = (Outgoing(words, encoding, packed=packed) for _ in range(2))
     messages = [b"%d" % number * 100 for number in range(9)]
     for first in (2, 120, 65530):
@@ -255,7 +255,7 @@ def test_whole_sessions_are_what_their_frames_are_one_by_one(
 
 
 def test_what_is_about_the_connection_overtakes_but_not_the_end() -> None:
-    """A terminate is behind all that was sent before."""
+    """A terminate comes after everything that was sent before it."""
     out = Outgoing(ONE, Encoding.RAW, packed=False)
     out.chunks(2, [b"x"])
     out.terminate(1, "no")
@@ -267,7 +267,7 @@ def test_what_is_about_the_connection_overtakes_but_not_the_end() -> None:
 
 
 def test_what_was_not_taken_can_be_forgotten() -> None:
-    """All of it, or that of sessions."""
+    """All frames, or only those of sessions."""
     out = Outgoing(ONE, Encoding.RAW, packed=False)
     for forget, left in ((out.drop, 1), (out.clear, 0)):
         out.choke(2)
@@ -277,7 +277,7 @@ def test_what_was_not_taken_can_be_forgotten() -> None:
 
 
 def test_short_frames_are_one_piece_and_a_long_one_is_not_copied() -> None:
-    """A piece is a system call."""
+    """Each piece costs a system call."""
     out = Outgoing(ONE, Encoding.RAW, packed=False)
     out.chunks(2, [b"a", b"b", bytes(300_000), b"c"])
 

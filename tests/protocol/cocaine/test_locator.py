@@ -12,7 +12,7 @@ from etlstage.protocol.cocaine.locator import Locator
 
 
 def answers(*frames: object) -> tuple[list[Any], bytes]:
-    """Return what is answered to frames, and what is logged."""
+    """Return the answers to frames, and the lines that are logged."""
     locator = Locator("127.0.0.1", 4711)
     said = locator.receive_data(b"".join(map(msgpack.packb, frames)))
     unpacker = msgpack.Unpacker(strict_map_key=False)
@@ -21,7 +21,7 @@ def answers(*frames: object) -> tuple[list[Any], bytes]:
 
 
 def test_logging_is_found() -> None:
-    """At the same place, with its methods; the bytes are those of old msgpack."""
+    """At the same address, with its methods; the bytes are those of old msgpack."""
     locator = Locator("127.0.0.1", 4711)
     said = locator.receive_data(b"\x93\x05\x00\x91\xa7logging")
     assert said == (
@@ -41,7 +41,7 @@ def test_logging_is_found() -> None:
     ids=["unknown", "no text", "method"],
 )
 def test_anything_else_is_refused_in_words(frame: list[object], text: str) -> None:
-    """No one waits for an answer for ever."""
+    """So that no worker waits for an answer forever."""
     [[channel, kind, [code, reason]]], lines = answers(frame)
     assert (channel, kind, code) == (1, 1, [10, 1])
     assert text in reason
@@ -49,7 +49,7 @@ def test_anything_else_is_refused_in_words(frame: list[object], text: str) -> No
 
 
 def test_version_0_is_refused_in_its_own_frames() -> None:
-    """An error, and the end of the session."""
+    """With an error, and the end of the session."""
     error, choke = answers([0, 3, ["logging"]])[0]
     assert error == [
         5,
@@ -69,12 +69,12 @@ def test_version_0_is_refused_in_its_own_frames() -> None:
     ],
 )
 def test_what_is_emitted_is_one_line(arguments: list[object], line: bytes) -> None:
-    """With its level first, and what is sent beside it; nothing is answered."""
+    """With its level first and its attributes last; nothing is answered."""
     assert answers([1, 0, arguments]) == ([], line)
 
 
 def test_everything_is_worth_logging() -> None:
-    """Who asks how much is wanted is answered: from debug on."""
+    """A worker that asks for the level is answered: debug and above."""
     assert answers([4, 1, []]) == ([[4, 0, [0]]], b"")
 
 
@@ -83,7 +83,7 @@ def test_everything_is_worth_logging() -> None:
     st.lists(st.recursive(st.integers() | st.binary(max_size=9), st.lists), max_size=5)
 )
 def test_nothing_asked_breaks_it(frames: list[object]) -> None:
-    """It is answered, logged, or ends the connection."""
+    """Each request is answered or logged, or it ends the connection."""
     locator = Locator("127.0.0.1", 1)
     for frame in frames:
         try:
@@ -93,13 +93,13 @@ def test_nothing_asked_breaks_it(frames: list[object]) -> None:
 
 
 def test_what_is_no_frame_is_reported() -> None:
-    """There is no line for each of them that would show less."""
+    """One generic line: a line for each frame would tell no more."""
     assert (
         answers("x")[1] == b"WARNING locator: was asked what it does not understand\n"
     )
 
 
 def test_nonsense_ends_the_connection() -> None:
-    """It is not msgpack."""
+    """Bytes that are not msgpack."""
     with pytest.raises(RemoteProtocolError):
         Locator("127.0.0.1", 1).receive_data(b"\xc1")

@@ -1,8 +1,8 @@
 """
 Bytes that real workers wrote, and that real workers understood.
 
-Those of version 0 are of the Python framework 0.11.1.17, those of version 1 of Python's
-0.12.14.5 and of Go's.
+Those of version 0 come from the Python framework 0.11.1.17, those of version 1 from
+Python's 0.12.14.5 and from Go's.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ZERO, ONE = CocaineVersion.ZERO, CocaineVersion.ONE
 
 
 def hexed(text: str, said: bytes = b"", behind: str = "") -> bytes:
-    """Return bytes that are written in hexadecimal, with some text among them."""
+    """Return bytes given in hexadecimal, with some text in between."""
     return bytes.fromhex(text) + said + bytes.fromhex(behind)
 
 
@@ -98,7 +98,7 @@ def test_first_heartbeat_makes_a_worker_ready_and_is_answered(
 
 @versions
 def test_first_frames_show_the_version(version: CocaineVersion) -> None:
-    """A worker that is given 1 speaks 0 all the same when it knows nothing else."""
+    """Version 0 is detected although the supervisor does not know the version."""
     session = supervisor(version, CocaineVersion.AUTO)
 
     assert sent(session, Opened(1, [b"one"], each=False, event="echo")) == (
@@ -108,7 +108,7 @@ def test_first_frames_show_the_version(version: CocaineVersion) -> None:
 
 @versions
 def test_message_is_an_invoke_a_chunk_and_a_choke(version: CocaineVersion) -> None:
-    """On both sides the same bytes, and nothing of msgpack that came later."""
+    """Both sides write the same bytes, and no type that msgpack got later."""
     ours, theirs = supervisor(version), worker(version)
 
     data = sent(ours, Opened(1, [b"one"], each=False, event="echo"))
@@ -128,7 +128,7 @@ def test_message_is_an_invoke_a_chunk_and_a_choke(version: CocaineVersion) -> No
 def test_supervisor_sends_terminate_and_the_worker_does(
     version: CocaineVersion,
 ) -> None:
-    """With the same frame each way."""
+    """Both use the same frame."""
     ours, theirs = supervisor(version), worker(version)
 
     assert sent(ours, BYE) == BYES[version]
@@ -138,7 +138,7 @@ def test_supervisor_sends_terminate_and_the_worker_does(
 
 
 def test_framework_of_version_0_packs_only_what_it_writes() -> None:
-    """It reads a message as it is sent, and its reply is msgpack once more."""
+    """It reads messages as they are sent, and packs replies with msgpack once more."""
     settings = CocaineDialect(protocol=ZERO, payload=Payload.MSGPACK)
     ours, theirs = (settings.open(side, Limits()) for side in Side)
     ours.receive_data(HELLO[ZERO], 0.0)
@@ -156,7 +156,7 @@ def test_framework_of_version_0_packs_only_what_it_writes() -> None:
 
 
 def test_frames_of_go_have_headers() -> None:
-    """It sends an array without any in each frame."""
+    """Each of its frames carries an array of headers, even if empty."""
     session = CocaineSession(Side.SUPERVISOR)
 
     hello = hexed("94 01 00 91", WHO, "90") + hexed("94 01 00 90 90")
@@ -215,13 +215,13 @@ def test_worker_rejects(
     session = supervisor(version)
     session.send(Opened(1, [], each=False, event="boom"))
 
-    category = 42 if version is ONE else 0  # there were none in version 0
+    category = 42 if version is ONE else 0  # version 0 had none
     assert received(session, data) == [Ended.refused(1, *said, category)]
     assert session.owed == 0
 
 
 def test_choke_behind_an_error_of_version_0_is_late() -> None:
-    """The two are one end: a refusal is not answered as well."""
+    """The error already is the end, so the choke is reported as noise."""
     session = supervisor(ZERO)
     session.send(Opened(1, [], each=False, event="boom"))
     error = hexed("93 05 01 92 f3 b0", b"explicit failure")
@@ -242,7 +242,7 @@ def test_choke_behind_an_error_of_version_0_is_late() -> None:
     ],
 )
 def test_what_a_worker_sends_that_rejects(version: CocaineVersion, data: bytes) -> None:
-    """A choke behind it where the error does not end the session."""
+    """Followed by a choke where the error does not end the session."""
     session = worker(version)
     received(session, INVOKES[version])
 

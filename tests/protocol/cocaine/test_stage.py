@@ -63,13 +63,13 @@ def answering(
 
 
 async def capitals(worker: CocaineWorker, request: SessionRequest) -> None:
-    """Answer each message with its capitals."""
+    """Reply to each message in capitals."""
     await worker.reply(request, *map(bytes.upper, request.messages))
 
 
 @pytest.mark.parametrize("version", [CocaineVersion.ZERO, CocaineVersion.ONE])
 def test_message_is_a_session(version: CocaineVersion) -> None:
-    """Whatever the worker speaks; it is asked to terminate, and does."""
+    """In either version; the worker is asked to terminate, and does."""
     scripted = answering(capitals, version=version)
 
     async def main() -> None:
@@ -82,7 +82,7 @@ def test_message_is_a_session(version: CocaineVersion) -> None:
 
 
 async def test_sessions_that_there_is_room_for_are_one_write() -> None:
-    """Each is a system call, and wakes the worker (issue 15)."""
+    """Each write is a system call, and wakes the worker (issue 15)."""
     scripted, written = answering(capitals), []
 
     def launch(request: LaunchRequest) -> tuple[Wire, Child]:
@@ -104,7 +104,7 @@ async def test_sessions_that_there_is_room_for_are_one_write() -> None:
 
 
 async def test_results_come_in_order_though_sessions_end_in_any() -> None:
-    """And a worker has no more of them than it may."""
+    """And a worker never holds more sessions than ``concurrency``."""
     most = 0
 
     async def script(worker: ScriptedWorker) -> int:
@@ -138,7 +138,7 @@ async def test_results_come_in_order_though_sessions_end_in_any() -> None:
 
 
 async def test_worker_with_the_fewest_sessions_is_given_the_next() -> None:
-    """Not one that has room, before another that has nothing."""
+    """An idle worker is preferred to a busy one that has room."""
     asked: dict[str, int] = {}
 
     async def script(worker: ScriptedWorker) -> int:
@@ -158,7 +158,7 @@ async def test_worker_with_the_fewest_sessions_is_given_the_next() -> None:
 
 
 async def test_batch_is_one_session() -> None:
-    """With an invoke of its own name; our choke is its end, and theirs of the reply."""
+    """Invoked with the configured event; each side's choke ends its half."""
     seen: list[tuple[str, int]] = []
 
     async def answer(worker: CocaineWorker, request: SessionRequest) -> None:
@@ -175,7 +175,7 @@ async def test_batch_is_one_session() -> None:
 
 
 async def test_chunks_are_outputs_or_one_message() -> None:
-    """An HTTP response, for one: a head, and slices of a body."""
+    """For an HTTP response, say: a head, and slices of a body."""
 
     async def answer(worker: CocaineWorker, request: SessionRequest) -> None:
         for slice_ in (b"head ", b"body"):
@@ -208,9 +208,9 @@ async def test_extraction_is_a_session_with_one_chunk_of_parameters() -> None:
 
 
 async def test_extraction_waits_for_its_consumer_and_the_worker_for_no_one() -> None:
-    """Its heartbeats lie unread meanwhile: ours are sent all the same.
+    """Its heartbeats stay unread meanwhile, but ours are still sent.
 
-    Nor does that time count for ``timeout.message`` (issue 15).
+    Nor does that time count towards ``timeout.message`` (issue 15).
     """
     total = 40 * 64 * 1024
 
@@ -244,7 +244,7 @@ async def test_extraction_waits_for_its_consumer_and_the_worker_for_no_one() -> 
 
 
 async def test_load_is_acknowledged_by_a_stream_without_anything() -> None:
-    """An error is none: the batch was not loaded."""
+    """An error is no acknowledgement: the batch was not loaded."""
 
     async def answer(worker: CocaineWorker, request: SessionRequest) -> None:
         if b"bad" in request.messages:
@@ -265,7 +265,7 @@ async def test_load_is_acknowledged_by_a_stream_without_anything() -> None:
 
 
 async def test_session_that_takes_too_long_is_given_up_and_the_worker_lives() -> None:
-    """What it answers after all hits no other session."""
+    """Its late reply hits no other session."""
 
     async def answer(worker: CocaineWorker, request: SessionRequest) -> None:
         await anyio.sleep(10 if request.messages == (b"slow",) else 1)
@@ -288,7 +288,7 @@ async def test_session_that_takes_too_long_is_given_up_and_the_worker_lives() ->
 
 
 async def test_message_of_a_session_that_took_too_long_is_tried_again() -> None:
-    """At once, by the same worker, which is as good as any other (issue 15)."""
+    """At once and by the same worker, which is as good as any other (issue 15)."""
     asked = 0
 
     async def answer(worker: CocaineWorker, request: SessionRequest) -> None:
@@ -309,7 +309,7 @@ async def test_message_of_a_session_that_took_too_long_is_tried_again() -> None:
 
 
 async def test_sessions_of_a_worker_that_dies_are_others_matter() -> None:
-    """Each message has one result."""
+    """Other workers take them over: each message has one result."""
 
     async def script(worker: ScriptedWorker) -> int:
         async with CocaineWorker(worker) as cocaine:
@@ -331,7 +331,7 @@ async def beginning(
     script: Callable[[ScriptedWorker], Any],
     **settings: Any,  # noqa: ANN401 - passed on
 ) -> str:
-    """Return what was wrong with the first worker."""
+    """Return the error of the first worker that failed, or how it exited."""
     scripted = ScriptedLaunch(script)
     once = stage(restart=RestartPolicy(max=0), **settings)
     async with AsyncSupervisor(once, launch=scripted) as supervisor:
@@ -347,7 +347,7 @@ async def beginning(
 
 
 async def test_worker_that_is_not_ready_in_time_is_not_waited_for() -> None:
-    """From its start to its first heartbeat, and to its handshake if so wished."""
+    """From its start to its first heartbeat; a handshake may have its own deadline."""
 
     async def silent(worker: ScriptedWorker) -> int:
         await worker.read()
@@ -361,7 +361,7 @@ async def test_worker_that_is_not_ready_in_time_is_not_waited_for() -> None:
 
 
 async def test_worker_without_heartbeat_is_not_waited_for() -> None:
-    """Although it has a session, whose own time is not over."""
+    """Although it has a session whose own deadline has not passed."""
 
     async def stuck(worker: ScriptedWorker) -> int:
         async with CocaineWorker(worker, beat=None) as cocaine:
@@ -374,7 +374,7 @@ async def test_worker_without_heartbeat_is_not_waited_for() -> None:
 
 
 async def test_worker_that_beats_may_have_nothing_to_do_for_long() -> None:
-    """It is the same worker after an hour."""
+    """After an idle hour it is still the same worker."""
     scripted = answering(capitals)
     async with AsyncSupervisor(stage(), launch=scripted) as supervisor:
         await supervisor.submit([b"a"])
@@ -385,7 +385,7 @@ async def test_worker_that_beats_may_have_nothing_to_do_for_long() -> None:
 
 
 async def test_unsolicited_exit_is_a_failure() -> None:
-    """Workers that think themselves abandoned leave with status 0."""
+    """Workers that believe they are abandoned exit with status 0."""
 
     async def leaves(worker: ScriptedWorker) -> int:
         async with CocaineWorker(worker):
@@ -401,7 +401,7 @@ async def test_unsolicited_exit_is_a_failure() -> None:
 
 
 async def test_malformed_frame_ends_the_worker_and_no_one_else() -> None:
-    """The message is tried by another."""
+    """Another worker is given the message."""
 
     async def script(worker: ScriptedWorker) -> int:
         async with CocaineWorker(worker) as cocaine:
@@ -421,7 +421,7 @@ async def test_malformed_frame_ends_the_worker_and_no_one_else() -> None:
 
 
 async def test_worker_that_ignores_terminate_is_killed() -> None:
-    """A step of the ladder after the other."""
+    """After terminate and the end of its input had no effect."""
 
     async def deaf(worker: ScriptedWorker) -> int:
         async with CocaineWorker(worker, obeys=False) as cocaine:
@@ -441,7 +441,7 @@ async def test_worker_that_ignores_terminate_is_killed() -> None:
 
 
 async def test_worker_that_identifies_itself_late_is_asked_to_end() -> None:
-    """Its version is not known before, nor how to ask it to go (issue 22)."""
+    """Its version, and so how to ask it to terminate, is unknown before (issue 22)."""
     told: list[Farewell | None] = []
     dialect = CocaineDialect()
     assert dialect.protocol is CocaineVersion.AUTO
@@ -481,7 +481,7 @@ async def test_worker_that_never_identifies_itself_has_one_step_to_end() -> None
 
 
 async def test_open_sessions_may_end_when_the_supervisor_closes() -> None:
-    """For so long as ``seal``; then the worker is asked to terminate."""
+    """Within ``seal``; then the worker is asked to terminate."""
     order: list[str] = []
 
     async def answer(worker: CocaineWorker, request: SessionRequest) -> None:
@@ -506,7 +506,7 @@ async def test_open_sessions_may_end_when_the_supervisor_closes() -> None:
 
 
 async def test_worker_whose_session_does_not_end_is_notified_all_the_same() -> None:
-    """Behind ``seal``, counted from now, and before any signal (issue 15)."""
+    """After ``seal``, counted from the close, and before any signal (issue 15)."""
     told: list[float] = []
 
     async def script(worker: ScriptedWorker) -> int:
@@ -533,7 +533,7 @@ async def test_worker_whose_session_does_not_end_is_notified_all_the_same() -> N
 def test_worker_that_terminates_loses_or_ends_its_sessions(
     terminate: str, tries: int
 ) -> None:
-    """By the stage's settings; what is lost another worker is given."""
+    """By the stage's settings; another worker is given lost messages."""
     asked = 0
 
     async def script(worker: ScriptedWorker) -> int:
@@ -543,7 +543,7 @@ def test_worker_that_terminates_loses_or_ends_its_sessions(
                 asked += 1
                 if worker.start == 1:
                     await cocaine.say(Added(request.id, [b"half "]))
-                    # Its session goes on: only the SDK of ours would not let it.
+                    # Only etlstage's own SDK would not let its session go on.
                     frame = b"\x93\x01\x01\x92\x01\xa3bye"
                     await cocaine.write(frame)
                     await anyio.sleep(1)
@@ -564,7 +564,7 @@ def test_worker_that_terminates_loses_or_ends_its_sessions(
 
 
 async def test_workers_come_and_go_with_the_work() -> None:
-    """The keys are those of any stage."""
+    """The pool's settings work as for any stage."""
     pool = PoolPolicy(min=1, max=4, grow_at=2, idle=20)
 
     async def answer(worker: CocaineWorker, request: SessionRequest) -> None:
@@ -586,7 +586,7 @@ async def test_workers_come_and_go_with_the_work() -> None:
 
 
 async def test_farewell_of_a_worker_with_nothing_to_do_is_heard() -> None:
-    """It goes by itself, and another comes."""
+    """It exits by itself, and another is started."""
 
     async def script(worker: ScriptedWorker) -> int:
         async with CocaineWorker(worker) as cocaine:
@@ -604,7 +604,7 @@ async def test_farewell_of_a_worker_with_nothing_to_do_is_heard() -> None:
 
 
 async def test_worker_that_reports_that_none_could_work_has_no_successor() -> None:
-    """All that waits fails with its words; others end what they have (issue 15)."""
+    """All waiting messages fail with its reason; others are completed (issue 15)."""
     seen: list[bytes] = []
 
     async def script(worker: ScriptedWorker) -> int:
@@ -636,7 +636,7 @@ async def test_worker_that_reports_that_none_could_work_has_no_successor() -> No
 
 
 async def test_worker_whose_last_session_was_cancelled_is_replaced() -> None:
-    """Although it has not answered as many as it may be given (issue 22)."""
+    """Although it has answered fewer messages than its limit (issue 22)."""
     stuck = True
 
     async def answer(worker: CocaineWorker, request: SessionRequest) -> None:

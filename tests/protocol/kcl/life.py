@@ -1,4 +1,4 @@
-"""Lives of processors for tests: a session, and what is sent on either side."""
+"""Sessions of record processors for tests, and the lines that either side sends."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Said: TypeAlias = tuple[object, ...]
 
 
 def status(action: str) -> bytes:
-    """Return what a processor sends that is done with an action."""
+    """Return the line by which a processor reports that an action is done."""
     return b'{"action":"status","responseFor":"%b"}\n' % action.encode()
 
 
 def checkpoint(number: str | None = None) -> bytes:
-    """Return what a processor sends that asks for a checkpoint."""
+    """Return the line by which a processor asks for a checkpoint."""
     text = "null" if number is None else f'"{number}"'
     return b'{"action":"checkpoint","sequenceNumber":%b}\n' % text.encode()
 
@@ -41,19 +41,19 @@ def begun(
 
 
 def given(session: KclSession, *numbers: int, first: int = 1) -> None:
-    """Give records with these numbers; what is written is not looked at."""
+    """Give records with these numbers; discard what is written."""
     run = AnnotatedRun([b"x"] * len(numbers), sequence=[*map(str, numbers)])
     session.send(Opened(first, run), 0.0)
     session.data_to_send()
 
 
 def said(session: KclSession) -> bytes:
-    """Return what is written, as one."""
+    """Return everything that is to be written, joined."""
     return b"".join(session.data_to_send())
 
 
 def typed(events: Iterable[Event]) -> list[Said]:
-    """Return events with their names; of groups their number."""
+    """Return events as tuples with their names; groups of replies as their number."""
     return [
         (type(event).__name__, event.first, len(event.groups))
         if isinstance(event, Ended)

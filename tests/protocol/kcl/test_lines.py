@@ -1,4 +1,4 @@
-"""What is written byte for byte, and what is understood."""
+"""Lines as they are written, byte for byte, and which lines are understood."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ PLACE = [(456.0, 0)]
     ],
 )
 def test_initialize(row: Row, line: bytes) -> None:
-    """Since 1.7.2 it has where to begin."""
+    """Since 1.7.2 it includes the position to begin at."""
     assert initialize_line(row, "s-1", ShardPosition("5", 1)) == line
 
 
@@ -98,12 +98,12 @@ def test_initialize(row: Row, line: bytes) -> None:
     ],
 )
 def test_records(row: Row, line: bytes) -> None:
-    """In the order of a daemon's members, and without a space."""
+    """With the members in the daemon's order, and without spaces."""
     assert records_line(row, MEOW, PLACE) == line
 
 
 def test_document_has_the_records_of_2014() -> None:
-    """It was never brought up to date."""
+    """The document was never brought up to date."""
     assert records_line(DOCUMENT, MEOW, PLACE) == records_line(LEGACY, MEOW, PLACE)
 
 
@@ -115,7 +115,7 @@ def test_empty_lists() -> None:
 
 
 def test_columns_of_null() -> None:
-    """Null is sent, as daemons do; a sub-sequence number in both versions."""
+    """Null is sent, as daemons do; with a sub-sequence number in both versions."""
     run = AnnotatedRun(
         [b"", b""], sequence=[7, 7], sub=[None, 3], arrival=[None, 1], partition="ab"
     )
@@ -128,7 +128,7 @@ def test_columns_of_null() -> None:
 
 
 def test_messages_without_columns() -> None:
-    """Are counted; their keys are hashes, their time is 0: null kills a client."""
+    """They are numbered; keys are hashes, times are 0, as null kills a client."""
     (record,) = json.loads(records_line(V2, [b"one"], [(9, 0)]))["records"]
 
     assert record["sequenceNumber"] == "9"
@@ -137,7 +137,7 @@ def test_messages_without_columns() -> None:
 
 
 def test_text_is_escaped_to_ascii() -> None:
-    """A child under an ASCII locale dies of UTF-8."""
+    """UTF-8 kills a child that runs under an ASCII locale."""
     run = AnnotatedRun([b"\xff" * 200], partition=['k\u00e4"\u2028'])
     line = records_line(V2, run, [(1, 0)])
 
@@ -178,7 +178,7 @@ def test_text_is_escaped_to_ascii() -> None:
 def test_ends_of_a_life(
     row: Row, requested: bytes | None, lost: bytes, ended: bytes
 ) -> None:
-    """Where the versions differ most."""
+    """The lines that differ most between versions."""
     assert requested_line(row, ShardPosition("5")) == requested
     assert (row.lost[1], row.ended[1]) == (lost, ended)
     for name, line in (row.lost, row.ended):
@@ -217,12 +217,12 @@ def test_ends_of_a_life(
     ],
 )
 def test_answers_to_checkpoints(ask: Ask, error: str | None, line: bytes) -> None:
-    """In the words of who asked, and with what it asked for."""
+    """With the members that the request used, and their values."""
     assert answer_line(ask, error) == line
 
 
 def test_lines_of_a_worker() -> None:
-    """Each begins with a line end, so that a print in front does not spoil it."""
+    """Each begins with a line end, so that text printed before it does no harm."""
     assert status_line("initialize") == (
         b'\n{"action":"status","responseFor":"initialize"}\n'
     )
@@ -292,7 +292,7 @@ def test_lines_of_a_worker() -> None:
     ],
 )
 def test_replies_are_taken_leniently(line: bytes, reply: StatusReply | Ask) -> None:
-    """As daemons do, and where these skip a line for an extra member, better."""
+    """As daemons do, and better where daemons skip a line for an extra member."""
     assert read_reply(line) == reply
 
 
@@ -316,7 +316,7 @@ def test_replies_are_taken_leniently(line: bytes, reply: StatusReply | Ask) -> N
     ],
 )
 def test_all_else_is_noise(line: bytes) -> None:
-    """Also ``null``, which ends a daemon."""
+    """Including ``null``, which ends a daemon."""
     assert read_reply(line) is None
 
 
@@ -328,7 +328,7 @@ def test_numbers_are_text() -> None:
 
 @pytest.mark.parametrize("end", [b"\n", b"\r", b"\r\n"])
 def test_line_ends(end: bytes) -> None:
-    """Whichever; empty lines are left out."""
+    """Any of them; empty lines are skipped."""
     lines = Lines(100)
 
     assert lines.feed(end + b"one" + end + end + b"two" + end + b"th") == [
@@ -351,7 +351,7 @@ def test_last_line_needs_no_end() -> None:
 
 @given(st.lists(st.sampled_from([b"\n", b"\r", b"ab", b"c"])), st.data())
 def test_any_cut_gives_the_same_lines(parts: list[bytes], data: st.DataObject) -> None:
-    """And the offset is where the last line begins."""
+    """And the offset is that of the last, unfinished line."""
     whole = b"".join(parts)
     lines, found, at = Lines(1000), [], 0
     while at < len(whole):
@@ -369,7 +369,7 @@ def test_any_cut_gives_the_same_lines(parts: list[bytes], data: st.DataObject) -
     [([b"ab\n", b"12345", b"678901"], 3), ([b"ab\nabcde\n12345678901\n"], 9)],
 )
 def test_line_that_is_too_long(chunks: list[bytes], offset: int) -> None:
-    """Ended or not, it names where it begins and the setting."""
+    """Ended or not: the error names its offset and the setting."""
     lines, text = Lines(10), f"offset {offset} on is longer than 10 bytes, .* max_line"
     for chunk in chunks[:-1]:
         lines.feed(chunk)
@@ -378,6 +378,6 @@ def test_line_that_is_too_long(chunks: list[bytes], offset: int) -> None:
 
 
 def test_longest_line() -> None:
-    """The limit is inclusive, and does not count what ends the line."""
+    """The limit is inclusive, and does not count the line end."""
     assert Lines(10).feed(b"1234567890\r\n") == [b"1234567890"]
     assert SHARD_END.encode() in ROWS[Version.DOCUMENT].ended[1]

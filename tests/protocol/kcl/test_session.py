@@ -1,4 +1,4 @@
-"""The supervisor's side of a life: what may follow what."""
+"""The supervisor's side of a session: which events may follow which."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def error_in(data: bytes) -> object:
     return json.loads(data)["error"]
 
 
-# --- the way of an action ---------------------------------------------------------
+# --- the course of an action ------------------------------------------------------
 
 
 @ALL
 def test_a_life_begins_with_initialize(version: Version) -> None:
-    """And nothing may be given before it is answered."""
+    """And no records may be given before it is answered."""
     session = KclSession(Assignment("s-1", ["5", 0]), version)
 
     assert json.loads(said(session))["action"] == "initialize"
@@ -84,7 +84,7 @@ def test_an_action_has_so_many_records_at_most() -> None:
 
 
 def test_only_runs_of_records_are_given() -> None:
-    """Each is one exchange; what is no sequence number is refused."""
+    """Each record is one exchange; an invalid sequence number is refused."""
     session = begun()
     for event in (
         Opened(1, [b"x"], each=False),
@@ -99,7 +99,7 @@ def test_only_runs_of_records_are_given() -> None:
 
 
 def test_an_empty_list_may_be_given() -> None:
-    """It opens nothing."""
+    """It opens no exchange."""
     session = begun()
     session.send(Opened(1, []), 0.0)
 
@@ -108,7 +108,7 @@ def test_an_empty_list_may_be_given() -> None:
 
 
 def test_what_is_committed_is_not_given_again() -> None:
-    """A restart in the middle of records that were put as one."""
+    """After a restart within records that were put as one."""
     session = begun(position=["5", 1])
     run = AnnotatedRun([b"a", b"b", b"c"], sequence=["5", "5", "5"], sub=[0, 1, 2])
     session.send(Opened(1, run), 0.0)
@@ -117,14 +117,14 @@ def test_what_is_committed_is_not_given_again() -> None:
     records = json.loads(said(session))["records"]
     assert [record["subSequenceNumber"] for record in records] == [2]
     assert session.uncommitted == 1
-    # It has the number that it had among all that were to be given.
+    # Its number still counts the two that were not given.
     session.receive_data(checkpoint(), 0.0)
     session.send(CommitAnswered(["5", 2]), 0.0)
     assert typed(session.events_received())[-1] == ("Ended", 3, 1)
 
 
 def test_what_is_committed_as_a_whole_needs_no_action() -> None:
-    """The processor hears nothing of it."""
+    """No action is sent to the processor."""
     session = begun(position="5")
     given(session, 4, 5)
 
@@ -154,7 +154,7 @@ def test_records_are_open_until_a_checkpoint_covers_them() -> None:
 
 
 def test_a_checkpoint_in_the_middle_of_an_action_ends_what_it_covers() -> None:
-    """When it is answered, and not when it is asked (issue 25)."""
+    """When it is answered, not when it is asked for (issue 25)."""
     session = begun()
     given(session, 1, 2, 3)
     session.receive_data(checkpoint("2"), 0.0)
@@ -170,7 +170,7 @@ def test_a_checkpoint_in_the_middle_of_an_action_ends_what_it_covers() -> None:
 
 
 def test_ended_records_have_no_outputs() -> None:
-    """As many groups as there are records."""
+    """But one empty group for each record."""
     session = begun()
     given(session, 1, 2)
     session.receive_data(checkpoint(), 0.0)
@@ -189,7 +189,7 @@ def test_ended_records_have_no_outputs() -> None:
     ],
 )
 def test_a_checkpoint_that_was_not_stored(error: str, name: str) -> None:
-    """Its name goes to the processor, and nothing has ended."""
+    """The processor gets the error's name, and nothing ends."""
     session = begun()
     given(session, 1)
     session.receive_data(checkpoint("1"), 0.0)
@@ -218,7 +218,7 @@ def test_a_checkpoint_that_was_not_stored(error: str, name: str) -> None:
 def test_checkpoints_that_need_no_store_are_answered_at_once(
     line: bytes, error: str | None
 ) -> None:
-    """Equal to the last one, or out of range."""
+    """Those equal to the last one, or out of range."""
     session = begun(position="1")
     given(session, 2, 3)
     session.receive_data(line, 0.0)
@@ -229,7 +229,7 @@ def test_checkpoints_that_need_no_store_are_answered_at_once(
 
 @pytest.mark.parametrize("version", Version)
 def test_checkpoint_in_initialize(version: Version) -> None:
-    """There is no checkpointer; the processor may go on."""
+    """It fails, as there is no checkpointer yet; the processor may go on."""
     session = KclSession(Assignment("s-1"), version)
     session.data_to_send()
     session.receive_data(checkpoint() + status("initialize"), 0.0)
@@ -248,7 +248,7 @@ def test_checkpoint_in_initialize(version: Version) -> None:
     ],
 )
 def test_checkpoint_when_the_lease_is_lost(version: Version, error: str) -> None:
-    """Old versions pass a checkpointer, and the store refuses."""
+    """In old versions a checkpointer is passed, and the store refuses."""
     session = begun(version)
     session.send(Farewell(why=FarewellReason.LOST), 0.0)
     session.data_to_send()
@@ -279,7 +279,7 @@ def test_checkpoint_in_an_action_when_the_lease_has_been_lost() -> None:
 def test_a_checkpoint_is_answered_in_the_words_of_who_asked(
     version: Version, line: bytes, member: str | None
 ) -> None:
-    """Whatever the version; where it used none, in those of the version."""
+    """With the request's own member; without one, with that of the version."""
     session = begun(version, position="1")
     given(session, 2)
     session.receive_data(line, 0.0)
@@ -290,7 +290,7 @@ def test_a_checkpoint_is_answered_in_the_words_of_who_asked(
 
 
 def test_threads_may_ask_at_once() -> None:
-    """Each is answered in turn, and stands behind the one before."""
+    """Each is answered in turn, and judged by the result of the one before."""
     session = begun()
     given(session, 1, 2, 3)
     session.receive_data(checkpoint("1") + checkpoint("9") + checkpoint("2"), 0.0)
@@ -306,7 +306,7 @@ def test_threads_may_ask_at_once() -> None:
 
 
 def test_answers_that_no_one_waits_for_are_our_mistake() -> None:
-    """Neither before a question, nor another position."""
+    """Those without a request, and those for another position."""
     session = begun()
     given(session, 1)
     with pytest.raises(LocalProtocolError, match="expected None"):
@@ -317,7 +317,7 @@ def test_answers_that_no_one_waits_for_are_our_mistake() -> None:
 
 
 def test_what_was_stored_for_a_processor_that_died_counts() -> None:
-    """It must not come again, though no one is left to hear of it."""
+    """Its records must not come again, though the processor can't be answered."""
     session = begun()
     given(session, 1, 2)
     session.receive_data(checkpoint("1"), 0.0)
@@ -334,7 +334,7 @@ def test_what_was_stored_for_a_processor_that_died_counts() -> None:
 
 @ALL
 def test_the_shard_ends(version: Version) -> None:
-    """Its processor checkpoints without a number, and is to exit."""
+    """The processor checkpoints without a number, and then its input ends."""
     session = begun(version)
     given(session, 1)
     session.receive_data(status("processRecords"), 0.0)
@@ -364,7 +364,7 @@ def test_the_shard_ends(version: Version) -> None:
 def test_shard_end_without_a_checkpoint_is_found_at_once(
     before: str, ask: bytes, answer: str | None, text: str
 ) -> None:
-    """Daemons wait for ever, and never start the children (issue 25)."""
+    """Daemons wait forever, and never start the children (issue 25)."""
     session = begun()
     given(session, 1)
     if before:
@@ -383,7 +383,7 @@ def test_shard_end_without_a_checkpoint_is_found_at_once(
 
 @NEW
 def test_the_lease_is_lost(version: Version) -> None:
-    """Nothing is stored."""
+    """No position is stored."""
     session = begun(version)
     given(session, 1)
     session.receive_data(status("processRecords"), 0.0)
@@ -397,7 +397,7 @@ def test_the_lease_is_lost(version: Version) -> None:
 
 @NEW
 def test_a_processor_is_asked_to_stop(version: Version) -> None:
-    """It may checkpoint once more; then the lease is lost to it."""
+    """It may checkpoint once more; then its lease is lost."""
     session = begun(version)
     given(session, 1)
     session.send(Farewell(why=FarewellReason.DRAIN), 0.0)
@@ -416,7 +416,7 @@ def test_a_processor_is_asked_to_stop(version: Version) -> None:
 
 @OLD
 def test_old_processors_are_given_zombie(version: Version) -> None:
-    """Those of 2014 have no word for a request."""
+    """Those of 2014 do not know ``shutdownRequested``."""
     session = begun(version)
     session.send(Farewell(), 0.0)
     if version is Version.V1:
@@ -427,7 +427,7 @@ def test_old_processors_are_given_zombie(version: Version) -> None:
 
 
 def test_a_later_reason_overrides_an_earlier_one_upwards() -> None:
-    """Lost beats ended beats stopping, and not the other way round."""
+    """A lost lease overrides the end of a shard, and that a stop; never the reverse."""
     session = begun()
     given(session, 1)
     for reason in (FarewellReason.DRAIN, FarewellReason.LOST, FarewellReason.ENDED):
@@ -439,7 +439,7 @@ def test_a_later_reason_overrides_an_earlier_one_upwards() -> None:
 
 @pytest.mark.parametrize("why", [FarewellReason.DRAIN, FarewellReason.LOST])
 def test_farewell_before_initialize_is_answered(why: FarewellReason) -> None:
-    """Nothing is sent; its input ends, and what it still sends is noise."""
+    """Nothing is sent, its input ends, and anything that it still sends is noise."""
     session = KclSession(Assignment("s-1"))
     session.data_to_send()
     session.send(Farewell(why=why), 0.0)
@@ -451,7 +451,7 @@ def test_farewell_before_initialize_is_answered(why: FarewellReason) -> None:
 
 
 def test_shard_ends_before_initialize_is_answered() -> None:
-    """One without records ends like others, in its turn."""
+    """A shard without records ends like others, once initialize is answered."""
     session = KclSession(Assignment("s-1"))
     session.data_to_send()
     session.send(Farewell(why=FarewellReason.ENDED), 0.0)
@@ -493,7 +493,7 @@ def test_shard_ends_before_initialize_is_answered() -> None:
     ],
 )
 def test_each_mistake_has_its_text(wrong: bytes, text: str) -> None:
-    """What was found, and what was expected."""
+    """It states what was found, and what was expected."""
     session = begun()
     given(session, 1)
     session.receive_data(wrong, 0.0)
@@ -525,7 +525,7 @@ def test_surplus_status_after_a_quiet_time() -> None:
     ],
 )
 def test_end_of_stdout(reason: FarewellReason | None, action: str) -> None:
-    """Before the end of a life it names the action; how it exited will show the rest."""
+    """The reason names the current action; the exit status tells the rest."""
     session = begun()
     if reason:
         session.send(Farewell(why=reason), 0.0)
@@ -538,7 +538,7 @@ def test_end_of_stdout(reason: FarewellReason | None, action: str) -> None:
 
 
 def test_checkpoint_between_records_ends_none() -> None:
-    """It is stored, and answered."""
+    """The position is stored, and the request answered."""
     session = begun(position="5")
     given(session, 7)
     session.receive_data(checkpoint("6"), 0.0)
@@ -551,7 +551,7 @@ def test_checkpoint_between_records_ends_none() -> None:
 
 
 def test_nothing_is_written_behind_a_failure() -> None:
-    """Neither to what was asked before it, nor to what is answered later."""
+    """Neither answers to earlier requests, nor late results of the store."""
     session = begun()
     given(session, 1)
     session.receive_data(checkpoint("None") + checkpoint() + status("initialize"), 0.0)
@@ -563,7 +563,7 @@ def test_nothing_is_written_behind_a_failure() -> None:
 
 @pytest.mark.parametrize("wrong", [b"", status("initialize")])
 def test_action_in_flight_at_a_failure_is_owed(wrong: bytes) -> None:
-    """Of what was answered before nothing is suspect."""
+    """Records of earlier actions, already answered, are not suspect."""
     session = begun()
     given(session, 1, 2)
     session.receive_data(status("processRecords"), 0.0)
@@ -577,7 +577,7 @@ def test_action_in_flight_at_a_failure_is_owed(wrong: bytes) -> None:
 
 
 def test_nothing_is_owed_behind_a_surplus_status() -> None:
-    """Both come at once: the first one has answered the action."""
+    """The first of the two has answered the action."""
     session = begun()
     given(session, 1)
     session.receive_data(status("processRecords") * 2, 0.0)
@@ -597,7 +597,7 @@ def test_status_without_a_line_end_counts_at_the_end() -> None:
 
 
 def test_noise_is_passed_on_in_its_place() -> None:
-    """A run of lines as one, in front of what came behind it."""
+    """Consecutive lines are one event, before the events of later lines."""
     session = begun()
     given(session, 1)
     session.receive_data(b"one\nnull\n" + status("processRecords") + b"two\n", 0.0)
@@ -610,7 +610,7 @@ def test_noise_is_passed_on_in_its_place() -> None:
 
 
 def test_line_that_is_too_long() -> None:
-    """The limit is named, and what comes then is not read."""
+    """The limit is named, and nothing after the line is read."""
     session = begun(max_line=100)
     session.receive_data(b"x" * 101, 0.0)
     assert "max_line" in str(failure(session))
@@ -623,7 +623,7 @@ def test_line_that_is_too_long() -> None:
 
 
 def test_empty_lists_are_given_by_time() -> None:
-    """To processors that act by time, as long as they wait for records."""
+    """As long as the processor waits for records."""
     session = begun(empty_after=1.5)
     assert session.get_timer() == 1.5
     session.handle_timer(1.4)
@@ -643,7 +643,7 @@ def test_without_settings_of_time_there_is_no_timer() -> None:
 
 
 def test_empty_list_is_answered_in_time() -> None:
-    """No one else waits for that: it is no exchange."""
+    """No caller waits for it: an empty list is not an exchange."""
     session = begun(empty_after=1.0, answer=5.0)
     session.handle_timer(1.0)
     assert session.get_timer() == 6.0
@@ -658,7 +658,7 @@ def test_empty_list_is_answered_in_time() -> None:
 
 
 def test_time_to_store_is_not_that_of_an_empty_list() -> None:
-    """It begins anew with the answer."""
+    """The deadline starts anew when the checkpoint is answered."""
     session = begun(empty_after=1.0, answer=5.0)
     given(session, 1)
     session.receive_data(status("processRecords"), 0.0)
@@ -672,7 +672,7 @@ def test_time_to_store_is_not_that_of_an_empty_list() -> None:
 
 
 def test_so_much_may_be_uncommitted() -> None:
-    """Then there is no room, but for an empty list."""
+    """Then there is no room for anything but an empty list."""
     session = begun(max_uncommitted=3, empty_after=1.0)
     given(session, 1, 2)
     session.receive_data(status("processRecords"), 0.0)
@@ -688,7 +688,7 @@ def test_so_much_may_be_uncommitted() -> None:
 
 
 def test_so_many_bytes_may_be_uncommitted() -> None:
-    """The last record may pass the bound."""
+    """The last record may exceed the limit."""
     session = begun(max_uncommitted_bytes=2)
     given(session, 1)
     session.receive_data(status("processRecords"), 0.0)
@@ -699,7 +699,7 @@ def test_so_many_bytes_may_be_uncommitted() -> None:
 
 
 def test_a_checkpoint_is_overdue() -> None:
-    """The shard fails in words that name the setting (issue 25)."""
+    """The shard fails, and the error names the setting (issue 25)."""
     session = begun(max_uncommitted=1, commit_overdue=30.0)
     assert session.get_timer() is None
     given(session, 1)
@@ -716,7 +716,7 @@ def test_a_checkpoint_is_overdue() -> None:
 
 
 def test_a_checkpoint_in_time_stops_the_clock() -> None:
-    """It begins again with the next time."""
+    """The clock starts anew when the limit is next reached."""
     session = begun(max_uncommitted=1, commit_overdue=30.0)
     given(session, 1)
     session.receive_data(checkpoint(), 0.0)
@@ -726,5 +726,5 @@ def test_a_checkpoint_in_time_stops_the_clock() -> None:
 
 
 def test_repr() -> None:
-    """The shard, where its life stands, and what no checkpoint covers."""
+    """The shard, its state, and the number of records that no checkpoint covers."""
     assert repr(begun()) == "<KclSession 's-1' READY uncommitted=0>"

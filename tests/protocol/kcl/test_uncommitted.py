@@ -1,4 +1,4 @@
-"""What no checkpoint covers."""
+"""Records that no checkpoint covers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from etlstage.protocol.kcl.uncommitted import Uncommitted
 
 
 def opened(stored: str = TRIM_HORIZON) -> Uncommitted:
-    """Return what is open of a shard where nothing is."""
+    """Return a shard without open records."""
     return Uncommitted("s-1", ShardPosition(stored))
 
 
@@ -27,12 +27,12 @@ def give(open_: Uncommitted, first: int, numbers: list[int]) -> None:
     ("stored", "begin"), [(TRIM_HORIZON, 1), ("41", 42), (SHARD_END, 1)]
 )
 def test_messages_are_counted(stored: str, begin: int) -> None:
-    """From what is committed on: those that come again have their numbers again."""
+    """From the stored position on, so that repeated messages get the same numbers."""
     assert opened(stored).ranks([b"a", b"b"]) == [(begin, 0), (begin + 1, 0)]
 
 
 def test_counting_goes_on() -> None:
-    """Behind what was given, not behind what was committed."""
+    """After what was given, not after what was committed."""
     open_ = opened()
     open_.give(1, [b"a", b"b"], open_.ranks([b"a", b"b"]))
 
@@ -64,7 +64,7 @@ def test_counting_goes_on() -> None:
 def test_records_that_are_none_are_refused(
     columns: dict[str, list[object]], index: int, text: str
 ) -> None:
-    """Before a child sees them: shard, row, value, remedy (issue 25)."""
+    """Before a child sees them, with shard, row, value and remedy (issue 25)."""
     open_ = opened("1")
     give(open_, 1, [2, 4])
     messages = [b"x"] * len(next(iter(columns.values())))
@@ -76,7 +76,7 @@ def test_records_that_are_none_are_refused(
 
 
 def test_records_put_as_one_rise_by_their_sub_sequence_numbers() -> None:
-    """And are committed one by one."""
+    """And they are committed one by one."""
     open_ = opened()
     run = AnnotatedRun([b"x"] * 3, sequence=[5, 5, 6], sub=[0, 1, None])
     open_.give(1, run, open_.ranks(run))
@@ -86,7 +86,7 @@ def test_records_put_as_one_rise_by_their_sub_sequence_numbers() -> None:
 
 
 def test_what_is_committed_may_come_again() -> None:
-    """It is covered, and the rest has to go on behind what was given."""
+    """Those are covered; later records must follow the ones given."""
     open_ = opened("5")
     run = AnnotatedRun([b"x"] * 4, sequence=[4, 5, 6, 7])
     ranks = open_.ranks(run)

@@ -1,11 +1,11 @@
 """
 A worker that is a function of bytes and time, and the link to it: no I/O, no clock.
 
-The worker is a generator that yields what it does: read so many bytes at the most,
-sleep, write. The link moves bytes as the supervisor does: it gives what there is room
-for, looks at what is unread, receives all behind that look. Which of the two has its
-turn, when both have something to do, a seed decides: so a run is a table of moments
-that can be had again.
+The worker is a generator that yields its actions: read at most that many bytes, sleep,
+write. The link moves bytes as the supervisor does: it gives what there is room for,
+looks at what the worker has not read, and receives everything written before that look.
+A seed decides which of the two goes first when both have something to do, so any run
+can be repeated.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ Program = Generator[Doing, bytes, int]
 
 @dataclass(frozen=True)
 class Fault:
-    """What goes wrong at an exchange, counted from 0; -1: before all."""
+    """What goes wrong at an exchange, counted from 0; -1: before all of them."""
 
     kind: str = ""
     at: int = -2
     late: float = 0.0
-    """Seconds until it does."""
+    """Seconds until the fault happens."""
     status: int = 1
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What one process is, and what it is given."""
+    """A worker process, and what it is given."""
 
     mode: Mode = Mode.SINGLE
     count: int = 12
@@ -64,22 +64,22 @@ class Plan:
     """Messages of a batch."""
     fault: Fault = field(default_factory=Fault)
     latency: float = 0.0
-    """Seconds that an exchange takes: a quiet time relies on a worker's pace."""
+    """Seconds that an exchange takes; quiet times depend on a worker's pace."""
     parts: bool = False
-    """A reply is written in pieces."""
+    """Write each reply in pieces."""
     eager: bool = False
-    """As much is read ahead as there is."""
+    """Read ahead everything that is available."""
     refuses: int = -1
-    """The exchange that is refused."""
+    """The exchange that the worker refuses."""
     terms: Terms = field(default_factory=Terms)
     step: bool = False
     gaps: bool = False
-    """The next message is there only some time after the reply to the last."""
+    """Give each message only some time after the reply to the one before."""
     seed: int = 0
 
 
 def draw(seed: int) -> Plan:
-    """Return a process that counts can judge, honest or not."""
+    """Return a process that counting can judge, honest or not."""
     dice = random.Random(seed)  # noqa: S311 - a table, no secret
     mode = dice.choice(_MODES)
     kind = dice.choice(_KINDS)
@@ -87,7 +87,7 @@ def draw(seed: int) -> Plan:
     count = dice.randint(1, 24)
     exchanges = -(-count // 3) if mode.batches else count
     late = dice.choice((0.0, 0.0, 0.0005, 0.003, 0.02, 0.05))
-    # Who reads ahead, and dies or is late with a reply too many, leaves no trace of it.
+    # An eager reader that adds a reply late, or before it dies, leaves no trace.
     eager = dice.random() < 0.3 and not (late or kind in ("double_die", "exit"))
     return Plan(
         mode=mode,
@@ -115,12 +115,12 @@ def draw(seed: int) -> Plan:
 
 
 def answer_to(messages: Sequence[bytes]) -> bytes:
-    """Return what an honest worker makes of an exchange."""
+    """Return an honest worker's outputs for an exchange."""
     return b"".join(message.upper() + EOM for message in messages)
 
 
 def worker_of(plan: Plan, dice: random.Random) -> Program:
-    """Return the program of a worker; its value is the exit status."""
+    """Return a worker's program; its value is the exit status."""
     fault, number = plan.fault, 0
     batch: list[bytes] = []
     if fault.kind == "greet":
@@ -186,7 +186,7 @@ class _Process:
     def __init__(self, program: Program) -> None:
         self.stdin, self.stdout = bytearray(), bytearray()
         self.status: int | None = None
-        self.ended = False  # its input
+        self.ended = False  # whether its input has ended
         self.awake = 0.0
         self._program = program
         self._does: Doing = next(program)
@@ -198,7 +198,7 @@ class _Process:
         return self._does[0] != "read" or bool(self.stdin) or self.ended
 
     def turn(self, now: float) -> None:
-        """Do the next thing."""
+        """Take the next action."""
         what, value = self._does
         data = b""
         if what == "read":
@@ -223,7 +223,7 @@ class _Process:
 
 @dataclass
 class Life:
-    """What came of one process."""
+    """The outcome of one process."""
 
     released: list[tuple[bytes, ...] | None] = field(default_factory=list)
     """The reply to each exchange, in order; None for a refusal."""
@@ -234,14 +234,14 @@ class Life:
     seconds: float = 0.0
     loads: bool = False
     stuck: bool = False
-    """Something is owed, and nothing happens any more."""
+    """Replies are missing, and nothing can happen any more."""
 
     @property
     def wrong(self) -> int:
-        """How many exchanges have the reply of another, and are not doubtful."""
+        """Return how many exchanges got another's reply, and are not doubtful."""
         sure = len(self.released)
         if self.loads and self.mispaired is not None:
-            sure += self.mispaired.exchanges  # what it has done is done
+            sure += self.mispaired.exchanges  # loaded data can't be undone
         doubtful = 0 if self.mispaired is None else self.mispaired.doubtful
         while doubtful > 0:
             sure -= 1
@@ -270,12 +270,12 @@ class _Link:
         self.process = _Process(worker_of(plan, self.dice))
         self.backlog = [b"m%d" % n for n in range(plan.count)]
         self.next_at = 0.0
-        self.filling = 0  # messages of the batch that is open
-        self.part: list[bytes] = []  # of a reply that goes on
+        self.filling = 0  # messages in the open batch
+        self.part: list[bytes] = []  # the outputs so far of an unfinished reply
         self.eof = False
 
     def run(self) -> Life:
-        """Run until nothing happens any more, or the worker is gone."""
+        """Run until nothing can happen any more, or the worker has exited."""
         now, turns = 0.0, 0
         while not self._over():
             turns += 1
@@ -292,7 +292,7 @@ class _Link:
         return self.life.mispaired is not None or self.life.failed or self.eof
 
     def _turn(self, now: float) -> bool:
-        """Let one of the two do something; return whether there was anything."""
+        """Let one side do something; return whether either could."""
         choices: list[Callable[[float], bool]] = [self._look, self._receive]
         if self.process.ready(now):
             choices.append(self._work)
@@ -414,7 +414,7 @@ class _Link:
             if session.owed or (session.proof and session.proof.held):
                 life.stuck = True
                 return
-            # The end: the worker reads that, and exits.
+            # At the end the worker reads the end of its input, and exits.
             self.process.ended = True
             while self.process.ready(now):
                 self.process.turn(now)
@@ -429,5 +429,5 @@ class _Link:
 
 
 def live(plan: Plan) -> Life:
-    """Return what comes of a process."""
+    """Run a process; return its outcome."""
     return _Link(plan).run()

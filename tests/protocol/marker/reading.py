@@ -1,4 +1,4 @@
-"""Sides that stand where a stream begins, and how a stream ends that is at fault."""
+"""Sides at the beginning of a stream, and how a faulty stream ends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DIAGNOSTICS = ": no message is to be answered; diagnostics belong on stderr"
 def supervisor(
     mode: Mode, *sent: Word, markers: Markers | None = None, echo: bool = False
 ) -> MarkerProtocol:
-    """Return a supervisor that has sent something."""
+    """Return a supervisor that has sent these events."""
     protocol = MarkerProtocol(S, mode, markers, eob_then_eom=echo)
     for event in sent:
         tell(protocol, event)
@@ -39,7 +39,7 @@ def worker(mode: Mode, markers: Markers | None = None) -> MarkerProtocol:
 
 
 def failure(protocol: MarkerProtocol, chunks: list[bytes], *before: Word) -> str:
-    """Return why the peer is to blame; check what came ``before``, and the state."""
+    """Return why the peer is at fault; check the events ``before``, and the state."""
     *events, last = receive(protocol, *chunks)
     assert events == typed(before)
     name, kind, text = last

@@ -1,4 +1,4 @@
-"""How much is held back, and how long a worker must be quiet."""
+"""How many messages a block may have, and how long a worker must be quiet."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ def limits(blocks: BlockSizing, count: int) -> list[int]:
 
 
 def test_blocks_grow_with_the_age_of_a_process() -> None:
-    """Up to a bound."""
+    """Up to a limit."""
     grown = [1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 65536]
     assert limits(BlockSizing(Terms()), 10) == grown
 
 
 def test_first_block_is_a_window() -> None:
-    """Where that is fixed."""
+    """Where the window is fixed."""
     assert limits(BlockSizing(Terms(first=8)), 2) == [8, 32]
 
 
 def test_blocks_are_a_share_of_the_life_of_processes() -> None:
-    """Of those before it, or of what this one has done: it may outlive them."""
+    """Of earlier processes' lives, or of this one's so far, as it may outlive them."""
     found = limits(BlockSizing(Terms(life=100)), 16)
     assert found == [1, 4, *[12] * 9, 14, 15, 17, 19, 22]
 
@@ -51,7 +51,7 @@ def test_block_is_one_message_in_lock_step_or_alone(alone: bool) -> None:
 
 
 def test_block_is_bounded_in_bytes_of_messages_and_replies() -> None:
-    """Eight megabytes, replies that wait included; at least one message."""
+    """To 8 MiB, waiting replies included, but at least one message."""
     blocks = BlockSizing(Terms(first=10))
     blocks.give(1, 4 * 1024 * 1024, 0.0)
     assert blocks.room(0.0) == 9
@@ -60,7 +60,7 @@ def test_block_is_bounded_in_bytes_of_messages_and_replies() -> None:
 
 
 def test_block_is_bounded_in_time() -> None:
-    """A quarter of a second from its first message."""
+    """To a quarter of a second from its first message."""
     blocks = BlockSizing(Terms(first=10))
     assert blocks.room(9.0) == 10
     blocks.give(1, 1, 9.0)
@@ -79,7 +79,7 @@ def test_replies_that_wait_are_bounded_by_their_consumer() -> None:
 
 
 def test_quiet_time_of_a_young_process_follows_its_pace() -> None:
-    """One and a half times the longest exchange, 5 ms at least, 1 s at most."""
+    """It is 1.5 times the longest exchange, at least 5 ms and at most 1 s."""
     blocks = BlockSizing(Terms(first=9))
     assert blocks.quiet(0.0, several=False) == 0.005
     blocks.turn(0.0)
@@ -90,7 +90,7 @@ def test_quiet_time_of_a_young_process_follows_its_pace() -> None:
 
 
 def test_quiet_time_behind_the_first_blocks() -> None:
-    """A share of the time of a block of several, none for a lone message."""
+    """A share of the time of a block of several messages, none for a single one."""
     blocks = BlockSizing(Terms())
     limits(blocks, 4)
     blocks.give(9, 9, 10.0)
@@ -99,7 +99,7 @@ def test_quiet_time_behind_the_first_blocks() -> None:
 
 
 def test_quiet_time_decays_in_lock_step() -> None:
-    """To a millisecond, and never to none."""
+    """Down to a millisecond, but never to zero."""
     blocks = BlockSizing(Terms())
     blocks.step = True
     limits(blocks, 4)
@@ -111,7 +111,7 @@ def test_quiet_time_decays_in_lock_step() -> None:
 
 
 def test_worker_is_rested_behind_the_longest_quiet_time() -> None:
-    """Counted from when the oldest exchange had its turn, or was answered."""
+    """Counted from the oldest exchange's turn, or from the last reply."""
     blocks = BlockSizing(Terms())
     blocks.turn(3.0)
     assert (blocks.turn(3.9), blocks.turn(5.0)) == (False, True)
@@ -123,7 +123,7 @@ def test_worker_is_rested_behind_the_longest_quiet_time() -> None:
 def test_there_is_always_room_in_a_fresh_block(
     first: int, life: float, taken: list[int]
 ) -> None:
-    """And what was given counts against it, whatever the life."""
+    """And messages given use it up, however long the life."""
     blocks = BlockSizing(Terms(first=first, life=life))
     for count in taken:
         assert blocks.room(0.0) >= 1

@@ -27,13 +27,13 @@ marker_sets = st.sampled_from(MARKER_SETS)
 
 
 def column(messages: list[bytes]) -> Column:
-    """Return messages as Arrow, from the middle of a larger array."""
+    """Return messages as an Arrow column, a slice of a larger array."""
     around = pa.array([b"before", *messages, b"behind"], pa.binary())
     return Column(around.slice(1, len(messages)))
 
 
 def encoded(messages: list[bytes], markers: Markers, limit: int) -> object:
-    """Return what the list path in Python makes of messages, or their error."""
+    """Return the list path's encoding of messages in Python, or its error."""
     try:
         with using("in Python"):
             return framing.encode_run(messages, markers, limit=limit)
@@ -42,7 +42,7 @@ def encoded(messages: list[bytes], markers: Markers, limit: int) -> object:
 
 
 def split(data: bytes, markers: Markers) -> object:
-    """Return what the list path in Python makes of bytes, or their error."""
+    """Return the list path's split of bytes in Python, or its error."""
     try:
         with using("in Python"):
             return framing.split_groups(data, markers)
@@ -55,7 +55,7 @@ def split(data: bytes, markers: Markers) -> object:
 def test_messages_are_framed_as_by_the_list_path(
     data: st.DataObject, markers: Markers, limit: int
 ) -> None:
-    """The same bytes, or the same complaint about the same message."""
+    """The same bytes, or the same error about the same message."""
     any_message = messages(markers) | draw.garbage(markers)
     run = data.draw(st.lists(any_message, max_size=5))
     for way in TWINS:
@@ -72,7 +72,7 @@ def test_messages_are_framed_as_by_the_list_path(
 def test_replies_are_split_as_by_the_list_path(
     data: st.DataObject, markers: Markers
 ) -> None:
-    """None, one or many, empty or broken, and whatever stands behind the last."""
+    """With none, one or many messages, empty or broken, whatever follows the last."""
     one = st.builds(lambda message: (message,), messages(markers))
     group = one if markers.eop == markers.eom else one | st.just(()) | many(markers)
     groups = data.draw(st.lists(group, max_size=5))
@@ -107,7 +107,7 @@ def test_replies_are_split_as_by_the_list_path(
 )
 @pytest.mark.parametrize("way", TWINS)
 def test_replies_are_split_in_each_way(way: str, wire: bytes, markers: Markers) -> None:
-    """Of each way that there is, one that takes it."""
+    """One example for each way of splitting."""
     with using(way):
         replies, rest, count = split_column(wire, markers)
     assert ([*replies], rest, count) == split(wire, markers)
@@ -131,7 +131,7 @@ def test_refusals_are_found_as_by_the_list_path(
 
 
 def test_replies_with_refusals_among_them_stay_in_arrow() -> None:
-    """A refusal costs no object for each message around it."""
+    """A refusal does not cost an object for each message around it."""
     wire = b"a\n\0no\x15b\nc\n\0\0never\x15d"
     found = split_replies(wire, Markers())
     assert isinstance(found.groups, Replies)
@@ -144,7 +144,7 @@ def test_replies_with_refusals_among_them_stay_in_arrow() -> None:
 
 @pytest.mark.parametrize("wire", [b"a\n\0b\0c\n\0", b"no\x15a\n\0b\0c\n\0"])
 def test_what_comes_before_a_broken_reply_is_sound(wire: bytes) -> None:
-    """Reasons, too; the rest is not looked at."""
+    """Reasons of refusals, too; anything later is ignored."""
     found = split_replies(wire, Markers())
     assert [*found.groups][-1] == (b"a",)
     assert isinstance(found.broken, framing.Unterminated)
@@ -169,7 +169,7 @@ def many(markers: Markers) -> st.SearchStrategy[tuple[bytes, ...]]:
 def test_slice_of_replies_knows_their_messages(
     groups: list[tuple[bytes, ...]], start: int, stop: int
 ) -> None:
-    """Whoever takes a part of them gets its messages, and whose each is."""
+    """A slice has just its own messages, each with the reply it belongs to."""
     wire = framing.encode_groups(groups, Markers(), limit=LIMIT)
     replies, _, _ = split_column(wire, Markers())
     assert isinstance(replies, Replies)
@@ -184,7 +184,7 @@ def test_slice_of_replies_knows_their_messages(
 
 
 def test_list_goes_the_way_of_lists() -> None:
-    """What is tried again may be no column any more."""
+    """Messages that are retried may be a list instead of a column."""
     assert encode_column([b"a", b"b"], Markers(), limit=9) == b"a\nb\n"
     assert repr(Replies.of([(b"a", b"b"), ()])) == "<Replies replies=2 messages=2>"
 
@@ -194,7 +194,7 @@ def test_list_goes_the_way_of_lists() -> None:
 def test_session_in_columns_sees_what_one_in_lists_sees(
     data: st.DataObject, markers: Markers
 ) -> None:
-    """However the replies are cut into reads, faults and all."""
+    """However the replies are cut into reads, faults included."""
     runs = st.lists(messages(markers), min_size=1, max_size=4)
     sent = data.draw(st.lists(runs, min_size=1, max_size=3))
     chunks = data.draw(draw.garbage(markers).flatmap(chunkings))
@@ -219,7 +219,7 @@ def test_session_in_columns_sees_what_one_in_lists_sees(
 
 
 def test_column_with_something_beside_it_is_still_one() -> None:
-    """It costs no object for each of its messages, and what is beside them stays."""
+    """It costs no object for each message, and keeps its annotations."""
     protocol = MarkerProtocol(
         Side.SUPERVISOR, Mode.SINGLE, Markers(), framing_of=framing_of
     )
@@ -232,7 +232,7 @@ def test_column_with_something_beside_it_is_still_one() -> None:
 
 
 def comparable(event: Event) -> object:
-    """Return what is the same of an event however its messages are held."""
+    """Return the part of an event that does not depend on how its messages are held."""
     if isinstance(event, Ended):
         return [*event.groups], [*event.refusals]
     return str(event)

@@ -1,4 +1,4 @@
-"""The page ``marker-protocol`` describes what the code does."""
+"""Page ``marker-protocol`` describes what the code does."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PART: Final = re.compile(r"([^<]*)<([A-Z]+)>")
 
 @pytest.mark.parametrize("dialogue", DIALOGUES, ids=[d[0] for d in DIALOGUES])
 def test_dialogue_is_allowed(dialogue: list[str]) -> None:
-    """From its first byte to its last, with nothing owed at its end (issue 27)."""
+    """From its first byte to its last, with nothing owed at the end (issue 27)."""
     mode, *lines = dialogue
     machine = TokenMachine(MODES[mode])
     for line in lines:
@@ -37,31 +37,31 @@ def test_dialogue_is_allowed(dialogue: list[str]) -> None:
 
 
 def test_every_mode_has_a_dialogue() -> None:
-    """And each page's fence is one (issue 27)."""
+    """And each fence of the page is one of them (issue 27)."""
     assert sorted(mode for mode, *_ in DIALOGUES) == sorted(MODES)
     fenced = [f for f in FENCES if f.section.startswith(NAME)]
     assert len(DIALOGUES) == len(fenced)
 
 
 def test_markers_have_their_defaults() -> None:
-    """As the first table has it (issue 27)."""
+    """The page's first table lists them (issue 27)."""
     shown = re.findall(r"^\| (\w+), .*? \(([0-9a-f]{2})\) \|", PAGE, re.MULTILINE)
     named = {name.upper(): value.hex() for name, value in Markers().named.items()}
     assert dict(shown) == named
 
 
 def test_every_check_is_tied_to_a_sentence() -> None:
-    """And no sentence names a check that is not there (issue 27)."""
+    """And no sentence names a check that does not exist (issue 27)."""
     rows = re.findall(r"^\| ([WS]\d+) \| .* \| (.*?) ?\|$", PAGE, re.MULTILINE)
     told = {name for _, names in rows for name in names.split(", ") if name}
     modules = (speaking, marker, extracting)
     checks = [check for module in modules for check in module.CHECKS]
-    # What a stage promises of its replies is no matter of the protocol.
+    # What a stage promises about its replies is not part of the protocol.
     assert told == {check.name for check in checks if not check.promised}
 
 
 def test_sentences_are_numbered_without_a_gap() -> None:
-    """So that one can be cited (issue 27)."""
+    """So that each can be cited (issue 27)."""
     for side in "WS":
         numbers = re.findall(rf"^\| {side}(\d+) \|", PAGE, re.MULTILINE)
         assert [int(number) for number in numbers] == [*range(1, len(numbers) + 1)]

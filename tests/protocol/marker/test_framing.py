@@ -46,7 +46,7 @@ def refused(run: Run, markers: Markers = DEFAULT, *, limit: int = 100) -> str:
     ],
 )
 def test_each_message_has_its_eom(run: Run, wire: bytes) -> None:
-    """EOM ends a message and does not part two: an empty message is one EOM."""
+    """EOM ends a message, and is no separator: an empty message is one EOM."""
     assert encode_run(run, DEFAULT, limit=100) == wire
 
 
@@ -64,7 +64,7 @@ def test_each_message_has_its_eom(run: Run, wire: bytes) -> None:
     ],
 )
 def test_each_reply_has_its_eop(groups: list[tuple[str, ...]], wire: bytes) -> None:
-    """No message, one and many; as many messages as replies is not one each."""
+    """With no message, one, or many; equal counts need not mean one message each."""
     encoded = [tuple(message.encode() for message in group) for group in groups]
     assert encode_groups(encoded, DEFAULT, limit=100) == wire
 
@@ -89,7 +89,7 @@ def test_reply_is_its_message_when_eop_is_eom() -> None:
 def test_message_with_a_marker_is_refused(
     message: bytes, name: str, marker: str, at: int
 ) -> None:
-    """The text shows which marker and where; EOM is looked for first."""
+    """The error shows which marker, and where; EOM is searched for first."""
     assert refused([message]) == (
         f"0: message contains marker {name} '{marker}' at offset {at};"
         " choose other markers, or encode the message"
@@ -97,19 +97,19 @@ def test_message_with_a_marker_is_refused(
 
 
 def test_refusal_names_the_first_bad_message_of_a_run() -> None:
-    """It has the index in the run of the one to leave out."""
+    """The error has the index, within the run, of the message to leave out."""
     assert refused([b"a", b"", b"b\0", b"\n"]).startswith(
         r"2: message contains marker eop '\000' at offset 1;"
     )
 
 
 def test_refusal_does_not_show_the_message() -> None:
-    """What is in a message is no one's business."""
+    """Contents of messages may be confidential."""
     assert "secret" not in refused([b"secret\n"])
 
 
 def test_message_that_begins_the_eom_behind_it_is_refused() -> None:
-    """LF before LF LF: the reader would see the boundary one byte too early."""
+    """LF before LF LF: a reader would see the boundary one byte too early."""
     assert refused([b"x", b"y\n"], REPEATED) == (
         r"1: message contains marker eom '\012\012' at offset 1;"
         " choose other markers, or encode the message"
@@ -117,7 +117,7 @@ def test_message_that_begins_the_eom_behind_it_is_refused() -> None:
 
 
 def test_eop_that_is_eom_is_not_looked_for_twice() -> None:
-    """The EOM behind each message is no EOP in it."""
+    """The EOM after each message is not an EOP within it."""
     assert encode_run([b"a", b"b"], ONE_TO_ONE, limit=100) == b"a\nb\n"
     assert refused([b"a\n"], ONE_TO_ONE).startswith("0: message contains marker eom")
 
@@ -128,7 +128,7 @@ def test_message_of_the_limit_is_sent() -> None:
 
 
 def test_message_over_the_limit_is_refused() -> None:
-    """The text has both numbers and names the setting."""
+    """The error has both numbers, and names the setting."""
     assert refused([b"x" * 10, b"x" * 11], limit=10) == (
         "1: message is 11 bytes long, expected no more than 10 bytes; see max_message"
     )
@@ -140,12 +140,12 @@ def test_length_is_looked_at_before_markers() -> None:
 
 
 def test_refusal_is_the_callers_mistake() -> None:
-    """The peer has seen nothing of it."""
+    """The peer has not seen anything of the message."""
     assert issubclass(InvalidMessage, LocalProtocolError)
 
 
 def test_index_in_replies_counts_messages() -> None:
-    """The run is all messages of all replies, one after the other."""
+    """All messages of all replies, in order, are one run."""
     with pytest.raises(InvalidMessage, match="marker bnc") as caught:
         encode_groups([(b"a",), (), (b"b", b"\x05")], DEFAULT, limit=100)
     assert caught.value.index == 2
@@ -161,12 +161,12 @@ def test_index_in_replies_counts_messages() -> None:
     ],
 )
 def test_run_is_split_at_eom(data: bytes, run: Run, rest: bytes) -> None:
-    """What follows the last EOM is not complete."""
+    """Bytes after the last EOM are an incomplete message."""
     assert split_run(data, b"\n") == (run, rest)
 
 
 def test_eom_that_overlaps_itself_is_found_from_the_left() -> None:
-    """Three LF are one EOM and the beginning of something."""
+    """Three LF are one EOM and the beginning of another message."""
     assert split_run(b"x\n\n\n", b"\n\n") == ([b"x"], b"\n")
 
 
@@ -175,7 +175,7 @@ def test_eom_that_overlaps_itself_is_found_from_the_left() -> None:
 def test_splitting_a_run_undoes_encoding_it(
     data: st.DataObject, markers: Markers
 ) -> None:
-    """Nothing is lost, added or moved, and no rest stays."""
+    """Nothing is lost, added or moved, and nothing remains."""
     run = data.draw(st.lists(messages(markers), max_size=5))
     wire = encode_run(run, markers, limit=100)
     assert split_run(wire, markers.eom) == (run, b"")
@@ -186,7 +186,7 @@ def test_splitting_a_run_undoes_encoding_it(
 def test_splitting_replies_undoes_encoding_them(
     data: st.DataObject, markers: Markers
 ) -> None:
-    """Also when they have no message, or many."""
+    """Even if they have no message, or many."""
     widths = (1, 1) if markers.eop == markers.eom else (0, 3)
     group = st.lists(messages(markers), min_size=widths[0], max_size=widths[1])
     groups = data.draw(st.lists(group.map(tuple), max_size=5))
@@ -199,7 +199,7 @@ def test_splitting_replies_undoes_encoding_them(
 def test_message_is_sent_if_no_marker_begins_in_it(
     data: st.DataObject, markers: Markers
 ) -> None:
-    """A run is refused for one of its messages, and never for their neighbourhood."""
+    """A run is refused because of a message in it, never because of its neighbors."""
     run = data.draw(st.lists(garbage(markers) | messages(markers), max_size=4))
     sound = [sendable(message, markers) for message in run]
     if all(sound):
@@ -209,7 +209,7 @@ def test_message_is_sent_if_no_marker_begins_in_it(
 
 
 def slowly(data: bytes, markers: Markers) -> tuple[Groups, bytes] | Groups:
-    """Return what ``split_groups`` should, one message at a time; faults as a list."""
+    """Return what ``split_groups`` should, found message by message; faults: a list."""
     eom, eop = markers.eom, markers.eop
     groups: Groups = []
     while (end := data.find(eop)) >= 0:
@@ -234,7 +234,7 @@ def slowly(data: bytes, markers: Markers) -> tuple[Groups, bytes] | Groups:
 def test_fast_way_finds_what_the_slow_way_finds(
     data: st.DataObject, markers: Markers
 ) -> None:
-    """Counting markers in bulk is a short cut, not another protocol."""
+    """Counting markers in bulk is a shortcut that must not change the result."""
     wire = data.draw(garbage(markers))
     try:
         *found, _ = split_groups(wire, markers)
@@ -244,7 +244,7 @@ def test_fast_way_finds_what_the_slow_way_finds(
 
 
 def test_refusals_are_found_among_the_replies() -> None:
-    """Each with its place and all that was written before its ERR."""
+    """Each with its place, and everything that was written before its ERR."""
     found = split_replies(b"a\n\0no\x15b\n\0c\n\0\x15d", DEFAULT)
     assert found.groups == [(b"a",), (), (b"b",), (b"c",), ()]
     assert found[1:] == (b"d", 3, [(1, b"no"), (4, b"")], None)
@@ -254,7 +254,7 @@ def test_refusals_are_found_among_the_replies() -> None:
 
 
 def test_refusals_before_a_broken_reply_are_found() -> None:
-    """What comes behind it is not."""
+    """Anything after it is not."""
     found = split_replies(b"no\x15a\n\0oops\0b\x15", DEFAULT)
     assert found.groups == [(), (b"a",)]
     assert found.reasons == [(0, b"no")]
@@ -263,14 +263,14 @@ def test_refusals_before_a_broken_reply_are_found() -> None:
 
 @pytest.mark.parametrize("markers", [DEFAULT, DEFAULT.without_err()])
 def test_end_of_so_many_replies(markers: Markers) -> None:
-    """Reasons count, where there are any."""
+    """Refusals count as replies, where they are allowed."""
     wire = b"a\n\0no\x15\0b\n\0"
     ends = [0, 3, 6, 7, 10] if markers.err else [0, 3, 7, 10]
     assert [end_of(wire, markers, n) for n in range(len(ends))] == ends
 
 
 def test_refusals_are_written_among_the_replies() -> None:
-    """In the place of their replies."""
+    """In place of their replies."""
     refusals = [Refusal(0, 0, 0, "no"), Refusal(3, 0, 0, "never")]
     groups: Groups = [(), (b"a",), (b"b",), ()]
     wire = encode_replies(groups, refusals, DEFAULT, limit=100)
@@ -286,7 +286,7 @@ def test_refusals_are_written_among_the_replies() -> None:
     ],
 )
 def test_message_that_can_t_be_sent_among_refusals(groups: Groups, index: int) -> None:
-    """Its number is that among all messages."""
+    """Its index counts the messages of all replies."""
     with pytest.raises(InvalidMessage) as caught:
         encode_replies(groups, [Refusal(1, 0, 0, "no")], DEFAULT, limit=100)
     assert caught.value.index == index

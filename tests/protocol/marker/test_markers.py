@@ -32,7 +32,7 @@ def problem(**markers: bytes) -> str:
 
 
 def test_defaults_are_those_of_the_real_stages() -> None:
-    """The page names none; pyDKB has LF and NUL, its branch ETB, BNC is ENQ, ERR NAK."""
+    """The specification names none; LF and NUL are pyDKB's, ETB its branch's."""
     assert Markers() == (b"\n", b"\0", b"\x17", b"\x05", b"\x15")
     assert Markers()._asdict() == {
         "eom": b"\n",
@@ -60,7 +60,7 @@ def test_environment_carries_escaped_markers() -> None:
 
 
 def test_worker_that_may_not_refuse_is_given_no_err() -> None:
-    """Also not in its command line, where it stands for nothing."""
+    """Nor is ERR in its command line."""
     markers = Markers(err=None)
     assert "ETLSTAGE_ERR" not in markers.environment()
     assert markers.to_text()["err"] is None
@@ -75,20 +75,20 @@ def test_words_are_written_as_they_are() -> None:
 
 
 def test_markers_are_read_from_escaped_texts() -> None:
-    """The YAML's way: a marker that is not named has its default."""
+    """As in YAML: a marker that is not named has its default."""
     markers = Markers.from_text(eom=r"\x1e", eop="END")
     assert markers == (b"\x1e", b"END", b"\x17", b"\x05", b"\x15")
     assert Markers.from_text() == Markers()
 
 
 def test_texts_that_stand_for_a_refused_combination_are_refused() -> None:
-    """Escapes hide nothing: both are the line feed."""
+    """Escapes are compared by their values: both are the line feed."""
     with pytest.raises(ConfigError, match=r"markers eom and eob are both '\\012'"):
         Markers.from_text(eom=r"\n", eob=r"\x0a")
 
 
 def test_environment_is_read_back() -> None:
-    """What the supervisor hands over, the worker understands."""
+    """The worker gets the supervisor's markers."""
     markers = Markers(b"\xff\0", b"\\", b"e o b", b"\x7f~")
     texts = {
         name.removeprefix("ETLSTAGE_").lower(): text
@@ -99,7 +99,7 @@ def test_environment_is_read_back() -> None:
 
 @pytest.mark.parametrize("name", MARKER_NAMES)
 def test_empty_marker_is_refused(name: str) -> None:
-    """Nothing can't be found; pyDKB's empty EOP leaves a supervisor waiting."""
+    """An empty string can't be found; pyDKB's empty EOP leaves a supervisor waiting."""
     text = problem(**{name: b""})
     assert text == f"marker {name} is empty, expected at least one byte"
 
@@ -119,7 +119,7 @@ def test_empty_marker_is_refused(name: str) -> None:
     ],
 )
 def test_equal_markers_are_refused(first: str, second: str) -> None:
-    """A marker means one thing."""
+    """Each marker means one thing."""
     text = problem(**{first: b"\x1e", second: b"\x1e"})
     equal = rf"markers {first} and {second} are both '\036'"
     assert text == f"{equal}, expected them to differ"
@@ -149,13 +149,13 @@ ONE_WAY = [
     ("err", "eop"),
     ("bnc", "err"),
 ]
-"""Markers that may stand in one stream of bytes."""
+"""Pairs of markers that can occur in the same stream."""
 
 
 @pytest.mark.parametrize(("inner", "outer"), ONE_WAY)
 @pytest.mark.parametrize("whole", [b"x12", b"1x2", b"12x"])
 def test_marker_in_a_marker_is_refused(inner: str, outer: str, whole: bytes) -> None:
-    """Is it the short one, or the beginning of the long one? No one knows."""
+    """A reader can't tell the short one from a part of the long one."""
     text = problem(**{inner: b"x", outer: whole})
     assert text == (
         f"marker {inner} 'x' is a part of {outer} '{whole.decode()}':"
@@ -165,7 +165,7 @@ def test_marker_in_a_marker_is_refused(inner: str, outer: str, whole: bytes) -> 
 
 @pytest.mark.parametrize(("first", "second"), ONE_WAY)
 def test_marker_that_ends_as_another_begins_is_refused(first: str, second: str) -> None:
-    """In ``12345`` there is ``123`` and there is ``345``, but not both."""
+    """``12345`` contains ``123`` or ``345``, but not both."""
     text = problem(**{first: b"123", second: b"345"})
     assert text == (
         f"marker {first} '123' ends as {second} '345' begins:"
@@ -181,14 +181,14 @@ def test_overlap_of_all_but_one_byte_is_refused() -> None:
 
 @pytest.mark.parametrize("first", ["eop", "bnc", "err"])
 def test_markers_of_two_directions_may_overlap(first: str) -> None:
-    """EOB goes to the worker, EOP, BNC and ERR come from it: they never meet."""
+    """EOB goes to the worker; EOP, BNC and ERR come from it: they never meet."""
     assert Markers(**{first: b"123", "eob": b"345"}).eob == b"345"
     assert Markers(**{first: b"12", "eob": b"123"}).eob == b"123"
 
 
 @pytest.mark.parametrize("marker", [b"\n\n", b"aba", b"\xff\xff\xff", b"EOMEOM"])
 def test_marker_may_overlap_itself(marker: bytes) -> None:
-    """Found from left to right there is one way to read it."""
+    """Searched from left to right, it can be read in one way only."""
     assert Markers(eom=marker).eom == marker
 
 
@@ -206,7 +206,7 @@ def test_marker_may_overlap_itself(marker: bytes) -> None:
     ],
 )
 def test_escaped_text_is_printable_ascii(value: bytes, text: str) -> None:
-    """Other bytes are octal, always three digits: what follows may be a digit."""
+    """Other bytes are octal, always of three digits, as a digit may follow."""
     assert escape(value) == text
 
 
@@ -232,7 +232,7 @@ def test_escaped_text_is_printable_ascii(value: bytes, text: str) -> None:
     ],
 )
 def test_escapes_are_read(text: str, value: bytes) -> None:
-    """What pyDKB's users write today goes on to work."""
+    """Escapes that users of pyDKB write today keep working."""
     assert unescape(text) == value
 
 
@@ -258,7 +258,7 @@ def test_escapes_are_read(text: str, value: bytes) -> None:
     ],
 )
 def test_escape_that_is_none_is_refused(text: str, shown: str) -> None:
-    """A typing error must not become a marker that never comes."""
+    """A typing error must not become a marker that never occurs."""
     with pytest.raises(ConfigError) as caught:
         unescape(text)
     assert str(caught.value) == (
@@ -287,7 +287,7 @@ def test_pydkb_reads_escaped_markers(value: bytes) -> None:
 @given(st.text())
 @moderate
 def test_any_text_is_read_or_refused(text: str) -> None:
-    """Nothing but ``ConfigError`` comes out, whatever a user writes."""
+    """Whatever a user writes, the only exception is ``ConfigError``."""
     try:
         value = unescape(text)
     except ConfigError:
@@ -296,7 +296,7 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 
 
 def accepted() -> list[Markers]:
-    """Return every combination of short markers that is not refused."""
+    """Return every accepted combination of short markers."""
     found = []
     for alphabet, longest in (("ab", 3), ("abc", 2)):
         words = [
@@ -321,7 +321,7 @@ runs = st.lists(
 def test_accepted_markers_can_be_read_in_one_way(
     markers: Markers, batch: Run, outputs: Run
 ) -> None:
-    """Whatever may be sent with markers that may be used is read as it was meant."""
+    """With any accepted markers, anything that may be sent is read as it was meant."""
     batch = [message for message in batch if sendable(message, markers)]
     outputs = [message for message in outputs if sendable(message, markers)]
     groups: list[tuple[bytes, ...]] = [(message,) for message in outputs]
@@ -341,7 +341,7 @@ def test_accepted_markers_can_be_read_in_one_way(
 
 
 def test_bytes_are_shown_with_the_markers_by_name() -> None:
-    """Of two that begin alike the longer one is meant."""
+    """Of two that begin alike, the longer one is shown."""
     markers = Markers(eom=b"\n", eop=b"\n", eob=b"ab", bnc=b"abc")
     assert markers.shown(b"x\n\xffabcab") == r"x<EOM>\377<BNC><EOB>"
     assert Markers().without_err().shown(b"\x15\0") == r"\025<EOP>"
@@ -359,5 +359,5 @@ def test_bytes_are_shown_with_the_markers_by_name() -> None:
 def test_what_is_unsolicited_is_reported(
     markers: Markers, data: bytes, text: str
 ) -> None:
-    """Whole replies are counted; what is none is not for us."""
+    """Complete replies are counted; anything else is unsolicited output."""
     assert markers.unsolicited(data).startswith(text)

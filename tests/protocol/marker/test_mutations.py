@@ -1,5 +1,5 @@
 """
-A stream that lost something never passes for the sound one.
+A damaged stream is never read like the sound one.
 
 A sound stream is written as a list of tokens: contents of messages and markers.
 """
@@ -22,7 +22,7 @@ from tests.protocol.words import Answers, BatchEnd, Messages, Word, tell
 
 @dataclass
 class Sound:
-    """What one side reads, and how that side came to read it."""
+    """A stream that one side reads, with what happened before."""
 
     side: Side
     mode: Mode
@@ -31,7 +31,7 @@ class Sound:
     tokens: list[bytes]
 
     def read(self, stream: bytes) -> tuple[list[Typed], MarkerState, int]:
-        """Return what ``stream`` means, and how the session stands after it."""
+        """Return what ``stream`` means, and the session's state after it."""
         protocol = MarkerProtocol(self.side, self.mode, self.markers)
         for event in self.before:
             tell(protocol, event)
@@ -45,7 +45,7 @@ class Sound:
         return events, state, owed
 
     def without(self, marker: bytes) -> st.SearchStrategy[list[bytes]]:
-        """Draw the tokens with one ``marker`` less."""
+        """Draw the tokens with one ``marker`` removed."""
         places = [n for n, token in enumerate(self.tokens) if token == marker]
         return st.sampled_from(places).map(
             lambda n: self.tokens[:n] + self.tokens[n + 1 :]
@@ -98,10 +98,10 @@ def requests(draw: st.DrawFn) -> Sound:
 
 def asked_for_nothing(sound: Sound) -> int:
     """
-    Return the bytes of a BNC in front of a reply.
+    Return the length of a BNC before a reply.
 
-    The reply ends the batch with it or without: that the worker asked for one message
-    more changes nothing.
+    The reply ends the batch with or without it, so that request for one message more
+    changes nothing.
     """
     bnc = sound.side is S and sound.tokens[0] == sound.markers.bnc
     return len(sound.markers.bnc) if bnc else 0
@@ -110,7 +110,7 @@ def asked_for_nothing(sound: Sound) -> int:
 @given(replies() | requests(), st.data())
 @moderate
 def test_no_byte_can_be_lost_unseen(sound: Sound, data: st.DataObject) -> None:
-    """Of a message or a marker: the outcome is another one."""
+    """Whether of a message or of a marker: the outcome differs."""
     stream = b"".join(sound.tokens)
     at = data.draw(st.integers(asked_for_nothing(sound), len(stream) - 1))
     assert sound.read(stream[:at] + stream[at + 1 :]) != sound.meaning()
@@ -121,7 +121,7 @@ def test_no_byte_can_be_lost_unseen(sound: Sound, data: st.DataObject) -> None:
 def test_no_two_markers_can_change_places_unseen(
     sound: Sound, data: st.DataObject
 ) -> None:
-    """Markers show in what order things happened."""
+    """Markers show the order of events."""
     tokens = list(sound.tokens)
     places = [n for n, token in enumerate(tokens) if token in sound.markers]
     i, k = (data.draw(st.sampled_from(places)) for _ in range(2))
@@ -135,10 +135,10 @@ def test_no_two_markers_can_change_places_unseen(
 def test_lost_eop_leaves_a_remainder_or_fails(
     sound: Sound, data: st.DataObject
 ) -> None:
-    """A worker that forgets one is noticed: at once, or because one stays owed."""
+    """A missing EOP is noticed: at once, or because one reply stays owed."""
     tokens = data.draw(sound.without(sound.markers.eop))
     events, _, owed = sound.read(b"".join(tokens))
-    # Where EOP is EOM, two messages may then begin and end one ERR: also seen.
+    # Where EOP is EOM, two contents that join may form an ERR: also noticed.
     more = refusals(events) > refusals(sound.meaning()[0])
     assert failed(events) or owed == 1 or more
 
@@ -146,7 +146,7 @@ def test_lost_eop_leaves_a_remainder_or_fails(
 @given(replies())
 @moderate
 def test_one_eop_too_many_fails(sound: Sound) -> None:
-    """It answers nothing, wherever it came from."""
+    """The extra EOP answers no message, wherever it came from."""
     extra = sound.markers.eop
     if sound.markers.eop == sound.markers.eom:
         extra = b"one more" + extra
@@ -188,7 +188,7 @@ def refusals(events: list[Typed]) -> int:
 def test_lost_eob_leaves_a_batch_open_or_joins_two(
     sound: Sound, data: st.DataObject
 ) -> None:
-    """The worker has one EOP less outstanding, so that its supervisor waits for it."""
+    """The worker then owes one EOP less than its supervisor waits for."""
     if sound.mode.batches:
         _, _, owed = sound.meaning()
         tokens = data.draw(sound.without(sound.markers.eob))

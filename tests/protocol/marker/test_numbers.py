@@ -1,4 +1,4 @@
-"""The numbers of exchanges, and what room there is for the next; all events are real."""
+"""The numbers of exchanges, and the room for more; with the dialect's own events."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ BATCH: Event = Opened(1, [b"a"], each=False, ended=False)
 
 
 def meaning(protocol: MarkerProtocol, data: bytes) -> list[Event]:
-    """Return the events of some bytes."""
+    """Return the events that bytes lead to."""
     protocol.receive_data(data)
     return protocol.events_received()
 
 
 def sent(protocol: MarkerProtocol, *events: Event) -> bytes:
-    """Send; return what is to be written."""
+    """Send events; return the bytes to write."""
     for event in events:
         protocol.send(event)
     return b"".join(protocol.data_to_send())
 
 
 def test_exchanges_are_counted_from_1_at_both_sides() -> None:
-    """Each message is one, and they end in runs."""
+    """Each message is an exchange; consecutive ones end in one event."""
     ours, theirs = (MarkerProtocol(side, Mode.SINGLE) for side in Side)
     assert sent(ours, Opened(1, [b"a", b"b"]), Opened(3, [b"c"])) == b"a\nb\nc\n"
     assert meaning(theirs, b"a\nb\n") == [Opened(1, [b"a", b"b"])]
@@ -55,7 +55,7 @@ def test_exchanges_are_counted_from_1_at_both_sides() -> None:
 
 
 def test_parts_of_a_reply_have_its_number() -> None:
-    """As they have in the rounds of an extraction, where they are passed on."""
+    """As in the rounds of an extraction, where parts are passed on."""
     ours, theirs = (MarkerProtocol(side, Mode.CYCLIC) for side in Side)
     sent(ours, Opened(1, [b"0"]), Opened(2, [b"1"]))
     meaning(theirs, b"0\n1\n")
@@ -127,7 +127,7 @@ def test_parts_of_a_reply_have_its_number() -> None:
 def test_other_numbers_are_not_sent(
     mode: Mode, side: Side, before: tuple[Event, ...], event: Event, text: str
 ) -> None:
-    """The error shows which was expected; nothing of the event is queued."""
+    """The error shows the expected number; nothing of the event is queued."""
     protocol = MarkerProtocol(side, mode)
     sent(protocol, *before)
     with pytest.raises(LocalProtocolError, match=text):
@@ -137,7 +137,7 @@ def test_other_numbers_are_not_sent(
 
 @pytest.mark.parametrize("mode", [Mode.SINGLE, Mode.BATCH_SUPERVISOR])
 def test_what_can_t_be_sent_uses_no_number(mode: Mode) -> None:
-    """Nor does it begin a batch, or go into one."""
+    """Nor does it begin a batch, or join one."""
     protocol = MarkerProtocol(S, mode)
     each = not mode.batches
     with pytest.raises(InvalidMessage):
@@ -166,7 +166,7 @@ def test_batch_is_opened_filled_and_ended() -> None:
 
 
 def test_worker_has_a_batch_as_it_comes() -> None:
-    """Whole ones are one event each."""
+    """A complete batch is one event."""
     theirs = MarkerProtocol(W, Mode.BATCH_SUPERVISOR)
     assert meaning(theirs, b"a\nb\n\x17\x17c\n") == [
         Opened(1, [b"a", b"b"], each=False),
@@ -181,7 +181,7 @@ def test_worker_has_a_batch_as_it_comes() -> None:
 
 
 def test_room_is_what_a_worker_asks_for() -> None:
-    """One message when it begins or has asked; that BNC came is seen by nothing else."""
+    """One message at the start and after each BNC; a BNC has no event of its own."""
     ours = MarkerProtocol(S, Mode.BATCH_WORKER, batch=3)
     theirs = MarkerProtocol(W, Mode.BATCH_WORKER, batch=3)
     assert ours.room == 1
@@ -201,7 +201,7 @@ def test_room_is_what_a_worker_asks_for() -> None:
 
 @pytest.mark.parametrize("vain", [False, True])
 def test_who_asks_in_vain_has_no_room(vain: bool) -> None:
-    """Behind a full batch; one that does not ask then wants EOB if it asks."""
+    """It asked after a full batch; without ``bnc_after_last`` that BNC asks for EOB."""
     dialect = MarkerDialect(mode=Mode.BATCH_WORKER, bnc_after_last=vain)
     ours = dialect.open(S, Limits(), batch=2)
     sent(ours, BATCH)
@@ -215,7 +215,7 @@ def test_who_asks_in_vain_has_no_room(vain: bool) -> None:
 
 
 def test_round_of_a_plain_extraction_ends_with_a_clean_exit() -> None:
-    """Its last message needs no EOM; what came before it was opened is of no round."""
+    """The last message needs no EOM; output before the round opened belongs to none."""
     ours = MarkerProtocol(S, Mode.PLAIN)
     assert ours.room == 1
     assert meaning(ours, b"early\n\n") == [Noise(b"early\n\n")]
@@ -230,7 +230,7 @@ def test_round_of_a_plain_extraction_ends_with_a_clean_exit() -> None:
 
 
 def test_round_without_a_tail_ends_with_nothing() -> None:
-    """And only once."""
+    """And it ends only once."""
     ours = MarkerProtocol(S, Mode.PLAIN)
     sent(ours, Opened(1, (), each=False))
     ours.receive_eof()
@@ -241,7 +241,7 @@ def test_round_without_a_tail_ends_with_nothing() -> None:
 
 @pytest.mark.parametrize("data", [b"a", b"a\n\0"])
 def test_round_of_a_worker_that_failed_does_not_end(data: bytes) -> None:
-    """No one knows what it would have written; nor does one that broke the protocol."""
+    """Its output is incomplete; nor does that of one that broke the protocol."""
     ours = MarkerProtocol(S, Mode.PLAIN)
     sent(ours, Opened(1, (), each=False))
     ours.receive_data(data)
@@ -252,7 +252,7 @@ def test_round_of_a_worker_that_failed_does_not_end(data: bytes) -> None:
 
 
 def test_worker_is_notified_of_the_end() -> None:
-    """And what of the input no EOM ends, is noise."""
+    """And input after the last EOM is noise."""
     theirs = MarkerProtocol(W, Mode.SINGLE)
     theirs.receive_data(b"a\nb")
     theirs.receive_eof()
@@ -260,7 +260,7 @@ def test_worker_is_notified_of_the_end() -> None:
 
 
 def test_supervisor_has_no_event_of_the_end() -> None:
-    """The exit decides; what is left of a reply is kept."""
+    """The exit decides; the unfinished rest of a reply is kept."""
     ours = MarkerProtocol(S, Mode.SINGLE)
     sent(ours, Opened(1, [b"a"]))
     ours.receive_data(b"r\n")
@@ -279,7 +279,7 @@ def test_supervisor_has_no_event_of_the_end() -> None:
 def test_replies_are_proven_where_a_stage_is_supervised(
     kind: StageKind, mode: Mode
 ) -> None:
-    """Not at the worker's side, not in a kit, and not where nothing is owed."""
+    """Not on the worker's side, not in a kit, and not where nothing is owed."""
     dialect = MarkerDialect(mode=mode)
     ours = dialect.open(S, Limits(), kind=kind, window=4, life=100.0)
     assert isinstance(ours, Paired)
@@ -294,7 +294,7 @@ def test_replies_are_proven_where_a_stage_is_supervised(
 
 
 def test_step_and_bound_mean_nothing_without_a_proof() -> None:
-    """So whoever sets them need not ask."""
+    """So that callers need not check for one."""
     ours = MarkerProtocol(S, Mode.SINGLE)
     ours.go_in_step(True)
     ours.bound_replies(1.0)
@@ -303,7 +303,7 @@ def test_step_and_bound_mean_nothing_without_a_proof() -> None:
 
 
 def test_replies_that_were_held_back_come_as_one() -> None:
-    """With the places of refusals among all of them."""
+    """With each refusal's place among all of them."""
     ours = MarkerDialect().open(S, Limits(), window=4, life=100.0)
     sent(ours, Opened(1, [b"a", b"b", b"c", b"d"]))
     ours.input_unread(0, 0.0)
@@ -324,7 +324,7 @@ def test_replies_that_were_held_back_come_as_one() -> None:
 
 
 def test_fault_counts_messages_of_batches() -> None:
-    """What is doubtful are messages; what goes back are exchanges."""
+    """Doubt is counted in messages, while exchanges go back."""
     dialect = MarkerDialect(mode=Mode.BATCH_SUPERVISOR)
     ours = dialect.open(S, Limits(), batch=3, kind=StageKind.LOAD, life=100.0)
     sent(ours, Opened(1, [b"a", b"b"], each=False, ended=False))

@@ -1,9 +1,9 @@
 """
-A supervisor and a worker that talk as they please, over slow wires.
+A supervisor and a worker that talk in any order, over slow wires.
 
-Both write when they like and read what has arrived, cut anywhere. Whatever happens,
-each exchange reaches the worker whole and in order, and its reply the supervisor.
-Each output begins with the number of the exchange that it belongs to.
+Both write at any time, and read what has arrived, cut anywhere. Each exchange must
+reach the worker complete and in order, and its reply the supervisor. Each output begins
+with the number of the exchange that it belongs to.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ READ: Final = st.integers(0, 3) | st.integers(0, 40)
 
 
 class Wire:
-    """Bytes on their way to one end."""
+    """Bytes in transit to one end."""
 
     def __init__(self, end: MarkerProtocol) -> None:
         self.end = end
@@ -59,21 +59,21 @@ class Wire:
         self.closed = False
 
     def push(self, chunks: list[bytes]) -> None:
-        """Take what the other end has to write."""
+        """Accept what the other end has to write."""
         for chunk in chunks:
             assert not self.closed
             self.closed = chunk == SEND_EOF
             self.data += chunk
 
     def arrive(self, count: int) -> list[Event]:
-        """Let some bytes arrive, and the end behind the last of them."""
+        """Deliver some bytes, and the end of the stream after the last of them."""
         chunk, self.data = self.data[:count], self.data[count:]
         self.end.receive_data(chunk)
         if self.closed and not self.data:
             self.closed = False
             self.end.receive_eof()
         events = self.end.events_received()
-        words_of(self.end, events)  # which counts them, too
+        words_of(self.end, events)  # counts them, too
         return events
 
 
@@ -91,7 +91,7 @@ class Talk(RuleBasedStateMachine):
         size=COUNT,
     )
     def begin(self, markers: Markers, echo: bool, literal: bool, size: int) -> None:
-        """Start; ``size`` and ``literal`` are how a worker fills its batches."""
+        """Start; ``size`` and ``literal`` set how a worker fills its batches."""
         self.markers = markers
         self.s, self.w = (
             MarkerProtocol(side, self.mode, markers, eob_then_eom=echo)
@@ -102,7 +102,7 @@ class Talk(RuleBasedStateMachine):
         self.size, self.literal = size, literal
         self.sent: dict[Side, list[Atom]] = {S: [], W: []}
         self.seen: dict[Side, list[Atom]] = {S: [], W: []}
-        # What the supervisor asked, and what the worker was asked, and answered.
+        # What the supervisor asked; what the worker was asked, and has answered.
         self.asked: Exchanges = []
         self.open_at_s = False
         self.taken: Exchanges = []
@@ -133,7 +133,7 @@ class Talk(RuleBasedStateMachine):
 
     @property
     def full(self) -> bool:
-        """Whether the supervisor knows that the worker has its batch together."""
+        """Whether the supervisor knows that the worker's batch is full."""
         literal = self.mode is Mode.BATCH_WORKER and self.literal
         return literal and self.open_at_s and len(self.asked[-1]) == self.size
 
@@ -172,7 +172,7 @@ class Talk(RuleBasedStateMachine):
     @precondition(lambda self: not self.ended and not self.open_at_s)
     @rule(sure=st.integers(0, 9))
     def end(self, sure: int) -> None:
-        """End the input, now and then, while replies are still owed or on their way."""
+        """End the input, now and then, though replies may be owed or in transit."""
         if not sure:
             self.tell(S, Eof())
             self.ended = True
@@ -196,7 +196,7 @@ class Talk(RuleBasedStateMachine):
     @precondition(lambda self: self.may_answer and self.w.owed)
     @rule(data=st.data(), count=COUNT)
     def answer(self, data: st.DataObject, count: int) -> None:
-        """Complete replies, oldest first, and reject some."""
+        """Complete replies, oldest first, and reject some messages."""
         groups: list[tuple[bytes, ...]] = []
         refusals = []
         for number in range(self.answered, self.answered + min(count, self.w.owed)):
@@ -214,7 +214,7 @@ class Talk(RuleBasedStateMachine):
         self.complete(groups, refusals)
 
     def complete(self, groups: list[tuple[bytes, ...]], refusals: Reasons = ()) -> None:
-        """Write whole replies; this closes a batch that the worker fills."""
+        """Write complete replies; this closes a batch that the worker fills."""
         if self.mode is Mode.BATCH_WORKER and self.filling:
             self.taken.append(self.filling)
             self.filling = []
@@ -222,7 +222,7 @@ class Talk(RuleBasedStateMachine):
         self.answered += len(groups)
 
     def take_back(self) -> None:
-        """Have what was made of the oldest exchange count for nothing."""
+        """Discard the outputs that were written for the oldest exchange."""
         while self.mode is not Mode.CYCLIC and self.sent[W][-1:]:
             if self.sent[W][-1][0] != "output":
                 break
@@ -240,12 +240,12 @@ class Talk(RuleBasedStateMachine):
 
     @rule(to_worker=READ, to_supervisor=READ)
     def reach(self, to_worker: int, to_supervisor: int) -> None:
-        """Let some bytes arrive at both."""
+        """Deliver some bytes to both ends."""
         self.reach_worker(to_worker)
         self.reach_supervisor(to_supervisor)
 
     def reach_worker(self, count: int) -> None:
-        """Let bytes arrive at the worker."""
+        """Deliver bytes to the worker."""
         for event in self.to_w.arrive(count):
             self.seen[W] += atoms(S, [event])
             match event:
@@ -260,7 +260,7 @@ class Talk(RuleBasedStateMachine):
                     assert isinstance(event, Farewell)
 
     def reach_supervisor(self, count: int) -> None:
-        """Let bytes arrive at the supervisor."""
+        """Deliver bytes to the supervisor."""
         for atom in atoms(W, self.to_s.arrive(count)):
             self.seen[S].append(atom)
             if atom[0] in ("answered", "refused") and self.mode is Mode.BATCH_WORKER:
@@ -271,14 +271,14 @@ class Talk(RuleBasedStateMachine):
     @precondition(lambda self: hasattr(self, "s"))
     @invariant()
     def nothing_is_lost_doubled_or_moved(self) -> None:
-        """What one end saw is the beginning of what the other sent."""
+        """What one end has seen is a prefix of what the other has sent."""
         for side, other in ((S, W), (W, S)):
             assert self.seen[side] == self.sent[other][: len(self.seen[side])]
 
     @precondition(lambda self: hasattr(self, "s"))
     @invariant()
     def replies_find_their_exchange(self) -> None:
-        """The k-th EOP ends what the worker made of the k-th exchange."""
+        """The k-th EOP ends the outputs of the k-th exchange."""
         number = 0
         for kind, id_, message in self.seen[S]:
             if self.mode is not Mode.PLAIN:
@@ -291,7 +291,7 @@ class Talk(RuleBasedStateMachine):
     @precondition(lambda self: hasattr(self, "s"))
     @invariant()
     def ends_agree_when_nothing_is_on_its_way(self) -> None:
-        """Both walk through one table."""
+        """Both follow the same state table."""
         if not self.to_s.data and not self.to_w.data:
             assert self.s.state is self.w.state
             assert self.s.owed == self.w.owed
@@ -299,7 +299,7 @@ class Talk(RuleBasedStateMachine):
     # --- and in the end -----------------------------------------------------
 
     def settle(self) -> None:
-        """Let everything arrive."""
+        """Deliver everything."""
         self.reach(1_000_000, 1_000_000)
 
     def teardown(self) -> None:
@@ -337,7 +337,7 @@ class Talk(RuleBasedStateMachine):
         )
 
 
-@pytest.mark.no_cover  # Smaller tests cover it all, in a third of the time.
+@pytest.mark.no_cover  # smaller tests cover everything in a third of the time
 @pytest.mark.parametrize("mode", list(Mode))
 def test_ends_understand_each_other_whatever_they_send(mode: Mode) -> None:
     """In every mode, with every set of markers, however the bytes are cut."""

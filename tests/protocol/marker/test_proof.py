@@ -1,4 +1,4 @@
-"""Whether replies belong to the exchanges that they are counted for."""
+"""Whether replies belong to the exchanges to which they are attributed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.protocol.words import BatchEnd, Eof, Messages, tell
 
 
 class Talk:
-    """A session at the supervisor's side, and what it sends."""
+    """The supervisor's session, and what it sends."""
 
     def __init__(
         self,
@@ -34,23 +34,23 @@ class Talk:
         self.proof: Proof = self.session.proof
 
     def give(self, *messages: bytes, now: float = 0.0) -> bytes:
-        """Give messages; return what is written."""
+        """Give messages; return the bytes to write."""
         tell(self.session, Messages(list(messages)), now)
         return b"".join(self.session.data_to_send())
 
     def hear(self, data: bytes, now: float = 0.0) -> list[Event]:
-        """Take bytes of the worker; return what they lead to."""
+        """Receive bytes from the worker; return the events."""
         self.session.receive_data(data, now)
         return self.session.events_received()
 
     def look(self, left: int, now: float = 0.0) -> list[Event]:
-        """Take what is unread, receive nothing behind it; return what it leads to."""
+        """Report the unread bytes, with no further output; return the events."""
         if self.session.input_unread(left, now):
             self.session.output_dry(now)
         return self.session.events_received()
 
     def grow_up(self) -> None:
-        """Have four blocks answered, so that the process has shown itself."""
+        """Have four blocks answered, so that the process is no longer young."""
         for number in range(4):
             self.give(b"x", now=number)
             if not number:
@@ -79,7 +79,7 @@ def fault(events: list[Event]) -> Mispaired:
 
 @pytest.mark.parametrize("seeds", [range(at, at + 250) for at in range(0, 1000, 250)])
 def test_no_wrong_reply_counts(seeds: range) -> None:
-    """Whatever the worker does, in all modes; and from honest ones all are released."""
+    """Whatever the worker does, in any mode; an honest one's are all released."""
     for seed in seeds:
         plan = draw(seed)
         life = live(plan)
@@ -94,11 +94,11 @@ def test_no_wrong_reply_counts(seeds: range) -> None:
 
 
 DIES: Plan = Plan(count=2, fault=Fault("double_die", 0), eager=True, terms=Terms(2))
-"""Both messages are read, and the second reply is again the first."""
+"""It reads both messages, and its second reply repeats the first."""
 LEAVES: Plan = Plan(
     count=4, fault=Fault("double_die", 0, status=0), eager=True, terms=Terms(4)
 )
-"""The same, but it ends well, and has two outstanding."""
+"""The same, but it exits with status 0, and two replies are outstanding."""
 
 
 UNTIL_40: Final = [draw(seed) for seed in range(40)]
@@ -171,12 +171,12 @@ MUTATIONS: Final = {
         [draw(37), draw(325)],
     ),
 }
-"""What takes the place of what in ``proof.py``, and the lives that show it."""
+"""Code of ``proof.py``, what replaces it, and plans that then have wrong replies."""
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS)
 def test_each_rule_is_needed(mutation: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it a wrong reply counts; with it none of the same does."""
+    """Without it a wrong reply is released; with it, in the same runs, none is."""
     old, new, plans = MUTATIONS[mutation]
     assert [live(plan).wrong for plan in plans] == [0] * len(plans)
     source = Path(proof.__file__).read_text()
@@ -190,7 +190,7 @@ def test_each_rule_is_needed(mutation: str, monkeypatch: pytest.MonkeyPatch) -> 
         try:
             wrong += live(plan).wrong
         except (KeyError, LocalProtocolError):
-            continue  # it may leave the tables, too
+            continue  # it may also leave the state table
         except AssertionError:
             wrong += 1  # the numbers of the exchanges
     assert wrong
@@ -200,7 +200,7 @@ def test_each_rule_is_needed(mutation: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_table_knows_each_stand() -> None:
-    """From each the end can be reached; nothing leads out of the end but itself."""
+    """The end can be reached from each state, and is never left."""
     for stand in Stand:
         assert TRANSITIONS[stand, ProofStep.GIVE_UP] is Stand.OVER
     out = {to for (stand, _), to in TRANSITIONS.items() if stand is Stand.OVER}
@@ -210,7 +210,7 @@ def test_table_knows_each_stand() -> None:
 
 
 def test_first_message_is_a_probe() -> None:
-    """What a worker writes before it is asked is no reply."""
+    """Output before the worker has read a message is not a reply."""
     talk = Talk()
     assert talk.give(b"ab") == b"a"
     assert talk.session.room == 0
@@ -238,19 +238,19 @@ def batch_of_one(talk: Talk, now: float = 0.0) -> None:
 
 
 def test_empty_batch_that_is_a_reply_too_many() -> None:
-    """A worker that asks at one message does not end a batch there by itself."""
+    """A worker that asked for more after one message does not end a batch there."""
     talk = Talk(Mode.BATCH_WORKER)
     batch_of_one(talk)
     talk.give(b"cd", now=1.0)
     talk.session.data_to_send()
-    # It has read that, and for its EOP we have the one too many of the batch before.
+    # The worker has read the message, but its EOP is an extra one of the batch before.
     assert talk.hear(b"\0", 1.0) == []
     assert talk.look(0, 1.0) == talk.look(0, 1.9) == []
     assert fault(talk.hear(b"\5", 1.9)).exchanges == 1
 
 
 def test_batch_that_a_worker_ends_early() -> None:
-    """It may have its reasons: a second of silence shows that it is no fault."""
+    """It may do so: a second of silence shows that the EOP is not an extra one."""
     talk = Talk(Mode.BATCH_WORKER)
     batch_of_one(talk)
     talk.give(b"cd", now=1.0)
@@ -260,7 +260,7 @@ def test_batch_that_a_worker_ends_early() -> None:
 
 
 def test_batch_is_read_when_it_is_answered() -> None:
-    """By a worker that asks for each message of it."""
+    """A worker that asks for each message must have read the batch that it answers."""
     talk = Talk(Mode.BATCH_WORKER)
     batch_of_one(talk)
     talk.give(b"cd", now=1.0)
@@ -269,7 +269,7 @@ def test_batch_is_read_when_it_is_answered() -> None:
 
 
 def test_worker_can_not_ask_behind_a_part_of_a_message() -> None:
-    """What is written ahead of the verdict is not yet in its hands."""
+    """A part that is written in advance is not a message yet."""
     talk = Talk(Mode.BATCH_WORKER)
     batch_of_one(talk)
     talk.give(b"cd", now=1.0)
@@ -279,7 +279,7 @@ def test_worker_can_not_ask_behind_a_part_of_a_message() -> None:
 
 
 def test_greeting_without_end_is_found_when_it_is_dry() -> None:
-    """Partial output alone may be the probe, passed on."""
+    """Partial output alone may be an echo of the probe."""
     talk = Talk()
     talk.give(b"ab")
     assert talk.hear(b"a") == []
@@ -294,7 +294,7 @@ def test_greeting_without_end_is_found_when_it_is_dry() -> None:
 def test_long_greeting_is_found_however_it_is_cut(
     long: int, markers: Markers | None
 ) -> None:
-    """And not taken for the beginning of the first reply."""
+    """And it is not taken for the beginning of the first reply."""
     eom = b"\n" if markers is None else markers.eom
     for cut in range(1, len(eom) + 1):
         talk = Talk(markers=markers)
@@ -307,7 +307,7 @@ def test_long_greeting_is_found_however_it_is_cut(
 
 
 def test_output_while_the_probe_is_unread_is_a_fault() -> None:
-    """What the worker has not read it can't have passed on."""
+    """The worker can't echo what it has not read."""
     talk = Talk()
     talk.give(b"ab")
     talk.hear(b"a")
@@ -315,7 +315,7 @@ def test_output_while_the_probe_is_unread_is_a_fault() -> None:
 
 
 def test_empty_first_message_is_preceded_by_a_quiet_time() -> None:
-    """Its only byte would complete it."""
+    """Its only byte would complete it, so it can't be a probe."""
     talk = Talk()
     assert talk.give(b"") == b""
     assert not talk.look(0, 0.09)
@@ -325,7 +325,7 @@ def test_empty_first_message_is_preceded_by_a_quiet_time() -> None:
 
 
 def test_block_is_released_when_its_probe_is_read() -> None:
-    """And what came ahead is the first of the next one."""
+    """The message written in advance is the first of the next block."""
     talk = Talk(terms=Terms(first=2))
     talk.give(b"a", b"b")
     talk.look(0)
@@ -333,7 +333,7 @@ def test_block_is_released_when_its_probe_is_read() -> None:
     assert talk.hear(b"A\n\0B\n\0") == []
     assert talk.proof.held == 2
     assert talk.session.room == 8
-    # What is unread is looked at before anything is written ahead.
+    # Nothing is written in advance before the unread bytes are known.
     assert talk.give(b"cd") == b""
     assert talk.look(0) == []
     assert talk.session.data_to_send() == [b"c"]
@@ -342,7 +342,7 @@ def test_block_is_released_when_its_probe_is_read() -> None:
 
 
 def test_answer_to_what_is_unread_is_one_too_many() -> None:
-    """All of the block goes back, and no one is blamed."""
+    """The whole block goes back, and no earlier reply is doubtful."""
     talk = Talk(terms=Terms(first=2))
     talk.give(b"a", b"b")
     talk.look(0)
@@ -357,7 +357,7 @@ def test_answer_to_what_is_unread_is_one_too_many() -> None:
 
 
 def test_reply_too_many_in_one_read_is_a_fault() -> None:
-    """The session reports that, and not that the protocol was broken."""
+    """It is reported as mispairing, not as a broken protocol."""
     talk = Talk()
     talk.give(b"a")
     talk.look(0)
@@ -366,7 +366,7 @@ def test_reply_too_many_in_one_read_is_a_fault() -> None:
 
 
 def test_broken_reply_is_no_matter_of_pairing() -> None:
-    """Of a worker that has one outstanding."""
+    """Although another reply is outstanding."""
     talk = Talk(terms=Terms(first=2))
     talk.give(b"a", b"b")
     talk.look(0)
@@ -377,7 +377,7 @@ def test_broken_reply_is_no_matter_of_pairing() -> None:
 
 
 def test_lone_message_is_released_at_once_behind_the_first_blocks() -> None:
-    """A caller waits for it; should a fault show, it is doubtful."""
+    """A caller waits for its reply; it becomes doubtful if a fault shows."""
     talk = Talk()
     talk.grow_up()
     talk.give(b"a", now=5.0)
@@ -388,7 +388,7 @@ def test_lone_message_is_released_at_once_behind_the_first_blocks() -> None:
 
 
 def test_long_pause_clears_of_doubt() -> None:
-    """What was released without proof would have shown a fault."""
+    """A reply released without proof would have shown a fault by then."""
     talk = Talk()
     talk.grow_up()
     for now in (5.0, 6.5):
@@ -399,7 +399,7 @@ def test_long_pause_clears_of_doubt() -> None:
 
 
 def test_pause_is_as_long_as_the_worker_is_slow() -> None:
-    """It may have been at its message all the time, with another's second reply."""
+    """A duplicate may have counted for a message that a slow worker is busy with."""
     talk = Talk()
     talk.grow_up()
     talk.give(b"a", now=5.0)
@@ -414,7 +414,7 @@ def test_pause_is_as_long_as_the_worker_is_slow() -> None:
 
 
 def test_quiet_time_that_was_too_short_is_doubtful() -> None:
-    """Until something else was answered."""
+    """Until another message was answered."""
     talk = Talk()
     talk.give(b"a")
     talk.look(0)
@@ -426,7 +426,7 @@ def test_quiet_time_that_was_too_short_is_doubtful() -> None:
 
 
 def test_replies_beyond_what_their_consumer_takes_are_released() -> None:
-    """Without proof: memory is bounded."""
+    """Even without proof, to bound memory."""
     talk = Talk(terms=Terms(first=4))
     talk.session.bound_replies(10)
     talk.give(b"a", b"b", b"c")
@@ -435,7 +435,7 @@ def test_replies_beyond_what_their_consumer_takes_are_released() -> None:
 
 
 def test_load_worker_has_nothing_written_ahead() -> None:
-    """And what it has done is doubtful if a fault shows."""
+    """And its last exchange becomes doubtful if a fault shows."""
     talk = Talk(terms=Terms(alone=True, loads=True))
     assert talk.give(b"ab") == b""
     assert not talk.look(0, 0.1)
@@ -446,7 +446,7 @@ def test_load_worker_has_nothing_written_ahead() -> None:
 
 
 def test_looks_are_rarer_with_time() -> None:
-    """Forty at once, then behind an eighth of what it took, up to a quarter second."""
+    """Forty at once; then after an eighth of the elapsed time, up to 0.25 s."""
     talk = Talk()
     assert talk.session.get_timer() is None
     talk.give(b"ab")
@@ -462,7 +462,7 @@ def test_looks_are_rarer_with_time() -> None:
 
 
 def test_block_that_ends_asks_to_be_looked_at() -> None:
-    """At once: what is unread then shows a reply too many."""
+    """At once, because unread input then shows an extra reply."""
     talk = Talk()
     talk.give(b"a")
     talk.look(0)
@@ -474,7 +474,7 @@ def test_block_that_ends_asks_to_be_looked_at() -> None:
 
 
 def answered(*, count: int, left: int = 0) -> Talk:
-    """Return a talk in which a process has answered so many, and wrote its last."""
+    """Return a session with ``count`` answered messages, after one look."""
     talk = Talk(terms=Terms(first=count))
     talk.give(*[b"x"] * count)
     talk.look(0)
@@ -484,7 +484,7 @@ def answered(*, count: int, left: int = 0) -> Talk:
 
 
 def test_lone_reply_is_released_at_the_end_of_output() -> None:
-    """There is nothing that it could be taken for."""
+    """There is no other message that it could belong to."""
     talk = answered(count=1)
     talk.session.receive_eof(0.0)
     assert replies(talk.session.events_received()) == [(b"X",)]
@@ -496,7 +496,7 @@ def test_lone_reply_is_released_at_the_end_of_output() -> None:
 
 @pytest.mark.parametrize("eof", [False, True])
 def test_several_are_released_at_a_clean_exit(eof: bool) -> None:
-    """It has written all that it had to."""
+    """The worker has written everything it had to write."""
     talk = answered(count=2)
     if eof:
         talk.session.receive_eof(0.0)
@@ -508,7 +508,7 @@ def test_several_are_released_at_a_clean_exit(eof: bool) -> None:
 
 
 def test_lone_reply_behind_a_quiet_time_goes_back_at_any_other_exit() -> None:
-    """It may be the second one to what came before, later than was waited for."""
+    """It may be a second reply to the message before, later than the quiet time."""
     talk = answered(count=1)
     talk.look(0)
     assert len(talk.look(0, 0.005)) == 1
@@ -521,14 +521,14 @@ def test_lone_reply_behind_a_quiet_time_goes_back_at_any_other_exit() -> None:
 
 
 def test_several_go_back_at_any_other_exit() -> None:
-    """It may have died of the last one behind two replies to the first."""
+    """It may have died at the last message, after two replies to the first."""
     talk = answered(count=2)
     talk.session.peer_exited(False, 0.0)
     assert fault(talk.session.events_received()).exchanges == 2
 
 
 def test_exit_with_a_probe_outstanding_is_that_of_an_idle_one() -> None:
-    """Else each process would do the same block again, for ever (issue 22)."""
+    """Otherwise each process would repeat the same block forever (issue 22)."""
     talk = answered(count=2)
     assert talk.give(b"next").endswith(b"n")
     talk.session.input_unread(1, 0.0)
@@ -537,7 +537,7 @@ def test_exit_with_a_probe_outstanding_is_that_of_an_idle_one() -> None:
 
 
 def test_what_was_not_read_was_not_answered() -> None:
-    """However the worker has ended (issue 22)."""
+    """However the worker has exited (issue 22)."""
     talk = answered(count=1)
     talk.look(0, 0.005)
     talk.give(b"y", now=0.01)
@@ -550,7 +550,7 @@ def test_what_was_not_read_was_not_answered() -> None:
 
 
 def test_all_that_was_given_is_written_before_the_end_of_input() -> None:
-    """Also behind a probe; then nothing is proven any more."""
+    """Even after a probe; then nothing is proven any more."""
     talk = Talk()
     talk.give(b"ab")
     tell(talk.session, Eof(), 0.0)
@@ -563,7 +563,7 @@ def test_all_that_was_given_is_written_before_the_end_of_input() -> None:
 
 
 def test_worker_that_counts_may_leave_the_end_of_its_batch_unread_at_exit() -> None:
-    """But not when it goes on: full batches are not reported to a count."""
+    """Only at its exit: a worker that goes on must have read EOB."""
     talk = Talk(Mode.BATCH_SUPERVISOR, terms=Terms(first=3))
     talk.proof.give(b"a\nb\nc\n\x17", 3, 0.0, idle=True, opens=True)
     assert talk.proof.input_unread(0, 0.0, owed=1)
@@ -576,7 +576,7 @@ def test_worker_that_counts_may_leave_the_end_of_its_batch_unread_at_exit() -> N
 
 
 def test_session_without_terms_holds_nothing_back() -> None:
-    """As at the worker's side."""
+    """As on the worker's side."""
     session = MarkerProtocol(Side.SUPERVISOR, Mode.SINGLE)
     tell(session, Messages([b"a"]))
     session.receive_data(b"A\n\0")

@@ -1,4 +1,4 @@
-"""What either side may send, and the seam; what is received is the reader's."""
+"""What either side may send, and the session's interface; not what it receives."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.protocol.words import (
 
 
 def sent(protocol: MarkerProtocol, *events: Word) -> list[bytes]:
-    """Send; return what is to be written."""
+    """Send events; return what is to be written."""
     for event in events:
         tell(protocol, event)
     return protocol.data_to_send()
@@ -43,13 +43,13 @@ OUTPUT = Output([b"r"])
 REPLY = Answers([(b"r",)])
 
 
-# --- the seam ---------------------------------------------------------------
+# --- the interface ----------------------------------------------------------
 
 
 @pytest.mark.parametrize("side", [S, W])
 @pytest.mark.parametrize("mode", list(Mode))
 def test_repr_shows_the_fate(side: Side, mode: Mode) -> None:
-    """Side, mode, state and debts: what an operator asks first."""
+    """Side, mode, state and replies owed: what an operator asks for first."""
     protocol = MarkerProtocol(side, mode)
     state = "STREAMING" if mode is Mode.PLAIN else "IDLE"
     assert repr(protocol) == (
@@ -67,7 +67,7 @@ def test_repr_counts_what_is_owed() -> None:
 
 
 def test_defaults_are_the_markers_defaults() -> None:
-    """And the limits'."""
+    """So are those of the limits."""
     protocol = MarkerProtocol(S, Mode.SINGLE)
     assert protocol.markers == Markers()
     text = f"expected no more than {64 * 1024 * 1024} bytes"
@@ -76,7 +76,7 @@ def test_defaults_are_the_markers_defaults() -> None:
 
 
 def test_events_and_data_are_fetched_once() -> None:
-    """Both lists drain."""
+    """Both lists are emptied."""
     protocol = worker(Mode.SINGLE)
     protocol.receive_data(b"a\n")
     assert heard(protocol) == typed([MESSAGE])
@@ -97,7 +97,7 @@ def test_each_send_is_one_piece_to_write() -> None:
 
 @pytest.mark.parametrize("side", [S, W])
 def test_reading_nothing_means_nothing(side: Side) -> None:
-    """An empty read is not the end: that has its own method."""
+    """An empty read is not the end of the stream, which has its own method."""
     protocol = MarkerProtocol(side, Mode.SINGLE)
     protocol.receive_data(b"")
     protocol.reading_paused(0.0)
@@ -114,7 +114,7 @@ def test_reading_nothing_means_nothing(side: Side) -> None:
 )
 @pytest.mark.parametrize("mode", [Mode.SINGLE, Mode.CYCLIC])
 def test_empty_run_is_nothing(side: Side, event: Word, mode: Mode) -> None:
-    """It is allowed always, and leaves no trace."""
+    """It is always allowed, and has no effect."""
     protocol = MarkerProtocol(side, mode)
     before = repr(protocol)
     assert sent(protocol, event) == []
@@ -152,7 +152,7 @@ def test_each_side_sends_its_own_events(side: Side, event: Word, mode: Mode) -> 
 def test_what_the_peer_would_refuse_is_not_sent(
     side: Side, mode: Mode, event: Word, text: str
 ) -> None:
-    """The table is the same at both sides; here we are to blame."""
+    """Both sides share one state table; here the sender is at fault."""
     assert refusal(side, mode, event) == f"LocalProtocolError: can't handle {text}"
 
 
@@ -181,7 +181,7 @@ def test_write_ahead_in_a_worker_driven_batch_is_refused() -> None:
 def test_message_with_a_marker_is_not_sent_by_a_supervisor(
     mode: Mode, marker: bytes
 ) -> None:
-    """Any of the four that it reads, in any mode; nothing of its run is queued."""
+    """Any of the first four, in any mode; nothing of its run is queued."""
     pair = ConnectionPair(mode)
     text = pair.refusal(S, Messages([b"a", b"b" + marker]))
     assert text.startswith("InvalidMessage: message contains marker ")
@@ -190,7 +190,7 @@ def test_message_with_a_marker_is_not_sent_by_a_supervisor(
 
 @pytest.mark.parametrize("marker", Markers())
 def test_message_with_a_marker_is_not_sent_by_a_worker(marker: bytes) -> None:
-    """Neither as a part of a reply nor with it."""
+    """Neither in a part of a reply, nor in a complete one."""
     pair = ConnectionPair(Mode.SINGLE)
     pair.send(S, MESSAGE)
     for event in (
@@ -203,7 +203,7 @@ def test_message_with_a_marker_is_not_sent_by_a_worker(marker: bytes) -> None:
 
 
 def test_message_of_the_limit_is_sent_and_a_longer_one_is_not() -> None:
-    """At both sides."""
+    """On both sides."""
     pair = ConnectionPair(Mode.SINGLE, limits=Limits(10, 100))
     text = (
         "InvalidMessage: message is 11 bytes long, expected no more than 10 bytes;"
@@ -224,7 +224,7 @@ def test_message_of_the_limit_is_sent_and_a_longer_one_is_not() -> None:
 def test_one_to_one_reply_has_one_message(
     mode: Mode, groups: list[tuple[bytes, ...]]
 ) -> None:
-    """With none there is nothing to end, with two there are two ends."""
+    """Without a message nothing would end it, and two messages would be two replies."""
     pair = ConnectionPair(mode, ONE_TO_ONE)
     assert pair.refusal(W, Answers(groups)) == (
         "LocalProtocolError: a reply must be one message when eop is eom"
@@ -241,11 +241,11 @@ def test_one_to_one_reply_has_no_parts() -> None:
     )
 
 
-# --- EOB and the EOM behind it ----------------------------------------------
+# --- EOB and the EOM after it -----------------------------------------------
 
 
 def test_worker_that_fills_echoes_the_eom_behind_eob() -> None:
-    """As PR399 does: once, behind EOP, and only for a batch that EOB closed."""
+    """As PR399 does: once, after EOP, and only for a batch that EOB closed."""
     protocol = MarkerProtocol(W, Mode.BATCH_WORKER, PR399, eob_then_eom=True)
     receive(protocol, b"EOB\n")
     assert sent(protocol, OUTPUT) == [b"r\n"]
@@ -255,7 +255,7 @@ def test_worker_that_fills_echoes_the_eom_behind_eob() -> None:
 
 
 def test_worker_that_is_given_batches_does_not_echo() -> None:
-    """It has no BNC."""
+    """Only a worker that fills its batches has a BNC."""
     protocol = MarkerProtocol(W, Mode.BATCH_SUPERVISOR, PR399, eob_then_eom=True)
     receive(protocol, b"EOB\nEOB\n")
     assert sent(protocol, Answers([(), ()])) == [b"\0\0"]
@@ -266,7 +266,7 @@ def test_worker_that_is_given_batches_does_not_echo() -> None:
 
 @pytest.mark.parametrize("mode", list(Mode))
 def test_supervisor_ends_its_input(mode: Mode) -> None:
-    """A half-close: replies still come."""
+    """A half-close: replies can still arrive."""
     protocol = MarkerProtocol(S, mode)
     assert sent(protocol, Eof()) == [SEND_EOF]
 
@@ -290,7 +290,7 @@ def test_supervisor_sends_nothing_after_the_end(event: Word, name: str) -> None:
     ("event", "name"), [(OUTPUT, "output"), (REPLY, "EOP"), (More(), "BNC")]
 )
 def test_worker_sends_nothing_after_the_end(event: Word, name: str) -> None:
-    """Also when a message comes after it, which the supervisor sent before it knew."""
+    """Even if a message arrives that the supervisor sent before it knew."""
     pair = ConnectionPair(Mode.BATCH_WORKER)
     pair.send(W, Eof())
     pair.send(S, MESSAGE)
@@ -300,7 +300,7 @@ def test_worker_sends_nothing_after_the_end(event: Word, name: str) -> None:
 
 
 def test_worker_does_not_end_while_it_has_replies_outstanding() -> None:
-    """Not silently: one that gives up just exits."""
+    """One that gives up just exits."""
     pair = ConnectionPair(Mode.SINGLE)
     pair.send(S, Messages([b"a", b"b", b"c"]))
     pair.send(W, REPLY)
@@ -311,7 +311,7 @@ def test_worker_does_not_end_while_it_has_replies_outstanding() -> None:
 
 @pytest.mark.parametrize("mode", list(Mode))
 def test_worker_ends_when_it_has_nothing_outstanding(mode: Mode) -> None:
-    """A plain worker at any time."""
+    """A plain worker does so at any time."""
     pair = ConnectionPair(mode)
     assert pair.send(W, Eof()) == SEND_EOF
 

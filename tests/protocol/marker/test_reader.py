@@ -1,4 +1,4 @@
-"""What a worker's stream means, but for batches, the other side and limits."""
+"""What a worker's stream means; for batches, worker side and limits see other files."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from tests.protocol.words import (
 def test_replies_are_completed_by_eop(
     chop: Chop, data: bytes, groups: list[tuple[bytes, ...]]
 ) -> None:
-    """Zero, one and many messages; the k-th EOP answers the k-th message."""
+    """With no message, one, or many; the k-th EOP answers the k-th message."""
     protocol = asked(2)
     assert receive(protocol, *chop(data)) == typed([Answers(groups)])
     assert (protocol.state, protocol.owed) == (MarkerState.IDLE, 0)
@@ -57,7 +57,7 @@ def test_run_of_replies_is_one_event() -> None:
 
 
 def test_reply_without_eop_is_held_back(chop: Chop) -> None:
-    """A worker may still die in it, and then its message is tried again."""
+    """The worker may still die in it; then the message is tried again."""
     protocol = asked(2)
     assert receive(protocol, *chop(b"a\n\0b\nc")) == typed([Answers([(b"a",)])])
     assert (protocol.state, protocol.owed) == (MarkerState.BUSY, 1)
@@ -65,21 +65,21 @@ def test_reply_without_eop_is_held_back(chop: Chop) -> None:
 
 
 def test_message_may_begin_as_the_eop_before_it_ends(chop: Chop) -> None:
-    """A read may end just there: three dashes are EOP and a dash."""
+    """Even if a read ends there: three dashes are EOP and one dash of content."""
     protocol = asked(2, markers=REPEATED)
     assert receive(protocol, *chop(b"x\n\n---")) == typed([Answers([(b"x",)])])
     assert receive(protocol, *chop(b"y\n\n--")) == typed([Answers([(b"-y",)])])
 
 
 def test_missing_eop_leaves_a_remainder(chop: Chop) -> None:
-    """Stage 019 writes nothing for a bad message: only a deadline can notice."""
+    """Stage 019 writes nothing for a bad message: only a deadline can detect that."""
     protocol = asked(2)
     receive(protocol, *chop(b"a\n\0"), SEND_EOF)
     assert protocol.owed == 1
 
 
 def test_message_without_eom_before_eop_is_refused(chop: Chop) -> None:
-    """The reply may lack its end; what came before it is sound."""
+    """The end of the reply may be missing; replies before it are sound."""
     text = failure(asked(3), chop(b"a\n\0b\nc\0d\n\0"), Answers([(b"a",)]))
     assert text == "message without EOM before EOP (offset 3"
 
@@ -92,7 +92,7 @@ def test_one_to_one_reply_is_its_message(chop: Chop) -> None:
 
 
 def test_unterminated_tail_of_a_reply_comes_with_the_end(chop: Chop) -> None:
-    """It was written, though it's no message; who reads it decides."""
+    """It was written, but is not a message; the reader of the event decides."""
     protocol = asked(1)
     assert receive(protocol, *chop(b"a\nb"), SEND_EOF) == typed([Eof(b"a\nb")])
     assert (protocol.state, protocol.owed) == (MarkerState.BUSY, 1)
@@ -145,7 +145,7 @@ def test_output_while_idle_is_noticed_before_its_eom(mode: Mode) -> None:
 
 
 def test_half_a_marker_that_another_cuts_off_is_output(chop: Chop) -> None:
-    """``E`` might have become EOP, but BNC came instead."""
+    """``E`` could have become EOP, but BNC followed."""
     text = failure(MarkerProtocol(S, Mode.SINGLE, WORDS), chop(b"EBNC"))
     assert text == f"can't handle output in state IDLE{DIAGNOSTICS} (offset 0"
 
@@ -158,14 +158,14 @@ def test_output_behind_the_last_reply_is_refused(chop: Chop) -> None:
 
 @pytest.mark.parametrize("markers", [WORDS, REPEATED])
 def test_half_an_eop_while_idle_is_waited_for(markers: Markers) -> None:
-    """What it is shows with its other half: output, or an unsolicited EOP."""
+    """The rest shows whether it is output or an unsolicited EOP."""
     protocol = MarkerProtocol(S, Mode.SINGLE, markers)
     assert receive(protocol, markers.eop[:1]) == []
     assert failure(protocol, [b"x"]).startswith("can't handle output in state IDLE")
 
 
 def test_fault_shows_the_first_sixteen_bytes() -> None:
-    """Enough to know a traceback or a prompt by."""
+    """Enough to recognize a traceback or a prompt."""
     (failed,) = receive(asked(0), b"Traceback (most recent call last):\n")
     assert str(failed[2]).endswith(
         "(offset 0, found 54 72 61 63 65 62 61 63 6b 20 28 6d 6f 73 74 20)"
@@ -173,7 +173,7 @@ def test_fault_shows_the_first_sixteen_bytes() -> None:
 
 
 def test_fault_shows_the_marker_that_has_no_place() -> None:
-    """And not what happens to stand behind it."""
+    """And nothing that happens to follow it."""
     (failed,) = receive(asked(1), b"abc\x05def")
     assert str(failed[2]).endswith("set dialect.driver: worker (offset 3, found 05)")
 
@@ -199,7 +199,7 @@ def test_unterminated_message_is_shown() -> None:
 def test_bnc_is_refused_where_the_worker_fills_no_batches(
     chop: Chop, mode: Mode, hint: str, markers: Markers
 ) -> None:
-    """At its first byte as behind a reply: the hint names the setting."""
+    """At the first byte and after a reply; the hint names the setting."""
     text = failure(MarkerProtocol(S, mode, markers), chop(markers.bnc))
     assert text == f"can't handle BNC in state IDLE: {hint} (offset 0"
     protocol = asked(2, mode, markers)
@@ -217,7 +217,7 @@ def test_bnc_is_refused_where_the_worker_fills_no_batches(
 
 @pytest.mark.parametrize("mode", [Mode.SINGLE, Mode.BATCH_SUPERVISOR])
 def test_bnc_in_a_whole_reply_is_refused(chop: Chop, mode: Mode) -> None:
-    """Also when the read ends with the EOP of a reply."""
+    """Even if the same read ends with the EOP of a reply."""
     events: list[Word] = [BatchEnd()] if mode.batches else []
     protocol = supervisor(mode, *events, Messages([b"m"]), *events)
     text = failure(protocol, chop(b"a\n\x05b\n\0"))
@@ -229,7 +229,7 @@ def test_bnc_in_a_whole_reply_is_refused(chop: Chop, mode: Mode) -> None:
 
 
 def test_plain_messages_come_as_they_are_written(chop: Chop) -> None:
-    """Read while stdout is open; nothing was asked and nothing is owed."""
+    """While stdout is open; nothing was asked, and nothing is owed."""
     protocol = MarkerProtocol(S, Mode.PLAIN)
     assert receive(protocol, *chop(b"a\n\nb\n")) == typed([Output([b"a", b"", b"b"])])
     assert (protocol.state, protocol.owed) == (MarkerState.STREAMING, 0)
@@ -273,7 +273,7 @@ def test_plain_worker_writes_no_other_marker(
 def test_first_of_two_misplaced_markers_is_to_blame(
     chop: Chop, data: bytes, name: str
 ) -> None:
-    """What comes after a fault does not matter any more."""
+    """Anything after the first fault is ignored."""
     protocol = MarkerProtocol(S, Mode.PLAIN, WORDS)
     text = failure(protocol, chop(data), Output([b"a"]))
     assert text.startswith(f"can't handle {name} in state STREAMING")
@@ -295,21 +295,21 @@ def test_cycle_hands_messages_over_before_its_eop(chop: Chop) -> None:
 
 
 def test_cycle_may_be_answered_one_to_one(chop: Chop) -> None:
-    """Each round then gives exactly one message."""
+    """Each round then yields exactly one message."""
     protocol = asked(3, Mode.CYCLIC, ONE_TO_ONE)
     assert receive(protocol, *chop(b"a\n\nb")) == typed([Answers([(b"a",), (b"",)])])
     assert protocol.owed == 1
 
 
 def test_cycle_with_an_unfinished_message_is_refused(chop: Chop) -> None:
-    """What was complete has been handed over."""
+    """Complete messages have been handed over before."""
     protocol = asked(1, Mode.CYCLIC)
     text = failure(protocol, chop(b"a\nb\0"), Output([b"a"]))
     assert text == "message without EOM before EOP (offset 2"
 
 
 def test_cycle_without_eop_leaves_a_remainder(chop: Chop) -> None:
-    """The offset it was to reach must not be stored."""
+    """The offset that it was to reach must not be stored."""
     protocol = asked(1, Mode.CYCLIC)
     assert receive(protocol, *chop(b"a\nb"), SEND_EOF) == typed(
         [Output([b"a"]), Eof(b"b")]

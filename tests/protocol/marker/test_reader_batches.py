@@ -1,4 +1,4 @@
-"""What the stream of a worker means that is given batches."""
+"""What a worker's stream means when the worker is given batches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.protocol.words import Answers, BatchEnd, Messages, Word, tell
 
 
 def test_worker_asks_for_more_with_bnc(chop: Chop) -> None:
-    """One BNC for each message, until the batch is full."""
+    """With one BNC for each message, until the batch is full."""
     protocol = supervisor(Mode.BATCH_WORKER, Messages([b"a"]), markers=PR399)
     assert receive(protocol, *chop(b"BNC")) == []
     assert (protocol.state, protocol.room) == (MarkerState.WANTED, 1)
@@ -31,14 +31,14 @@ def test_full_batch_is_answered_without_bnc(chop: Chop) -> None:
 
 
 def test_full_batch_may_be_answered_after_bnc(chop: Chop) -> None:
-    """The literal page: a BNC for each message, also for the last."""
+    """As the protocol page has it: a BNC for each message, including the last."""
     protocol = supervisor(Mode.BATCH_WORKER, Messages([b"a"]), markers=PR399)
     assert receive(protocol, *chop(b"BNCr\n\0")) == typed([Answers([(b"r",)])])
 
 
 @pytest.mark.parametrize("echo", [False, True])
 def test_bnc_directly_before_data_is_read(chop: Chop, echo: bool) -> None:
-    """``BNC{"df"``: no EOM stands behind a marker."""
+    """``BNC{"df"``: no EOM follows a marker."""
     protocol = supervisor(Mode.BATCH_WORKER, Messages([b"a"]), markers=PR399, echo=echo)
     assert receive(protocol, *chop(b'BNC{"df": 1}\nBN\n\0')) == typed(
         [Answers([(b'{"df": 1}', b"BN")])]
@@ -57,7 +57,7 @@ def test_bnc_directly_before_data_is_read(chop: Chop, echo: bool) -> None:
 def test_end_of_a_batch_in_a_reply_is_refused(
     chop: Chop, mode: Mode, eob: bytes, before: int
 ) -> None:
-    """A worker that knows no batches passes it on: it is no part of a row."""
+    """A worker that does not know batches echoes EOB, which is not part of a row."""
     protocol = supervisor(mode, markers=Markers(eob=eob))
     for _ in range(before + 1):
         tell(protocol, Messages([b"1"]))
@@ -78,7 +78,7 @@ def test_end_of_a_batch_in_a_reply_is_refused(
 
 @pytest.mark.parametrize("eob", [b"\n", b"\n\n", b"x\0"])
 def test_what_may_be_other_markers_is_no_end_of_a_batch(chop: Chop, eob: bytes) -> None:
-    """Where the markers that a worker writes may be mistaken for it."""
+    """Where EOB may be confused with markers that a worker writes."""
     markers = Markers(eom=b"\r", eob=eob, bnc=b"\n!")
     protocol = supervisor(
         Mode.BATCH_SUPERVISOR, Messages([b"1"]), BatchEnd(), markers=markers
@@ -88,7 +88,7 @@ def test_what_may_be_other_markers_is_no_end_of_a_batch(chop: Chop, eob: bytes) 
 
 
 def test_two_requests_for_one_message_are_refused(chop: Chop) -> None:
-    """The second would be taken for the next message's."""
+    """The second would be taken for a request after the next message."""
     protocol = supervisor(Mode.BATCH_WORKER, Messages([b"a"]))
     text = failure(protocol, chop(b"\x05\x05"))
     assert text == "can't handle BNC in state WANTED (offset 1"
@@ -107,7 +107,7 @@ def test_request_behind_output_is_refused(chop: Chop, output: bytes) -> None:
 
 @pytest.mark.parametrize("markers", [Markers(), PR399])
 def test_request_behind_eop_is_refused(chop: Chop, markers: Markers) -> None:
-    """The page has it there, but it follows no message."""
+    """The protocol page has it there, but it follows no message."""
     protocol = supervisor(Mode.BATCH_WORKER, Messages([b"a"]), markers=markers)
     data = b"r\n\0" + markers.bnc
     text = failure(protocol, chop(data), Answers([(b"r",)]))
@@ -128,7 +128,7 @@ def test_reply_behind_the_reply_to_a_batch_is_refused(chop: Chop) -> None:
 
 
 def test_outputs_before_eob_are_tolerated(chop: Chop) -> None:
-    """An awk stage writes as it reads; the reply ends behind EOB all the same."""
+    """An awk stage writes while it reads; the reply still ends after EOB."""
     protocol = supervisor(Mode.BATCH_SUPERVISOR, Messages([b"a"]))
     assert receive(protocol, *chop(b"r\ns")) == []
     assert protocol.state is MarkerState.FILLING
@@ -138,7 +138,7 @@ def test_outputs_before_eob_are_tolerated(chop: Chop) -> None:
 
 @pytest.mark.parametrize("output", [b"", b"r\n"])
 def test_eop_before_eob_is_refused(chop: Chop, output: bytes) -> None:
-    """The worker answered a batch that has no end yet."""
+    """The worker answered a batch that is still open."""
     protocol = supervisor(Mode.BATCH_SUPERVISOR, Messages([b"a"]))
     text = failure(protocol, chop(output + b"\0"))
     assert text == (
@@ -148,7 +148,7 @@ def test_eop_before_eob_is_refused(chop: Chop, output: bytes) -> None:
 
 
 def test_each_eob_is_answered_by_one_eop(chop: Chop) -> None:
-    """Also when the batch was empty."""
+    """Even if the batch was empty."""
     protocol = supervisor(
         Mode.BATCH_SUPERVISOR, BatchEnd(), Messages([b"a"] * 3), BatchEnd()
     )
@@ -156,16 +156,16 @@ def test_each_eob_is_answered_by_one_eop(chop: Chop) -> None:
     assert receive(protocol, *chop(b"\0r\n\0")) == typed([Answers([(), (b"r",)])])
 
 
-# --- the echo of an EOM behind EOB ------------------------------------------
+# --- the echo of an EOM after EOB -------------------------------------------
 
 
 def closed(*after: Word) -> MarkerProtocol:
-    """Return a supervisor that closed a worker-driven batch by EOB and EOM."""
+    """Return a supervisor that closed a worker-driven batch with EOB and EOM."""
     return supervisor(Mode.BATCH_WORKER, BatchEnd(), *after, markers=PR399, echo=True)
 
 
 def test_one_bnc_behind_eop_is_left_out(chop: Chop) -> None:
-    """PR399 reads the EOM as an empty message and asks for one more."""
+    """PR399 reads the EOM as an empty message, and asks for one more."""
     protocol = closed()
     assert receive(protocol, *chop(b"r\n\0BNC")) == typed([Answers([(b"r",)])])
     assert protocol.state is MarkerState.IDLE
@@ -174,7 +174,7 @@ def test_one_bnc_behind_eop_is_left_out(chop: Chop) -> None:
 
 
 def test_echo_is_left_out_when_the_next_batch_has_begun(chop: Chop) -> None:
-    """It is the first BNC behind EOP, whatever we have sent in the meantime."""
+    """It is the first BNC after EOP, whatever was sent in the meantime."""
     protocol = closed()
     receive(protocol, *chop(b"\0"))
     tell(protocol, Messages([b"d"]))
@@ -193,7 +193,7 @@ def test_echo_is_left_out_when_the_next_batch_is_closed_too(chop: Chop) -> None:
 
 
 def test_echo_does_not_come_before_eop(chop: Chop) -> None:
-    """PR399 answers EOB first, and then what it takes for a message."""
+    """PR399 answers EOB first, and only then what it takes for a message."""
     text = failure(closed(), chop(b"BNC\0"))
     assert text == (
         "can't handle BNC in state BUSY: the batch is closed already (offset 0"
@@ -201,14 +201,14 @@ def test_echo_does_not_come_before_eop(chop: Chop) -> None:
 
 
 def test_without_eom_behind_eob_there_is_no_echo(chop: Chop) -> None:
-    """A BNC behind EOP is then one that no one can answer."""
+    """A BNC after EOP is then a request without a batch."""
     protocol = supervisor(Mode.BATCH_WORKER, BatchEnd(), markers=PR399)
     text = failure(protocol, chop(b"\0BNC"), Answers([()]))
     assert text.startswith("can't handle BNC in state IDLE")
 
 
 def test_without_eob_there_is_no_echo(chop: Chop) -> None:
-    """A batch that the worker closed itself had no EOM too many."""
+    """After a batch that the worker closed itself, no extra EOM was sent."""
     protocol = supervisor(Mode.BATCH_WORKER, Messages([b"a"]), markers=PR399, echo=True)
     assert failure(protocol, chop(b"\0BNC"), Answers([()])).startswith(
         "can't handle BNC in state IDLE"

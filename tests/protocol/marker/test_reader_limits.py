@@ -1,4 +1,4 @@
-"""How much each side may be made to hold: limits are inclusive, texts have numbers."""
+"""How much either side may be made to hold; limits are inclusive."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.protocol.pair import S, W, receive, typed
 from tests.protocol.strategies import REPEATED, WORDS
 from tests.protocol.words import Answers, BatchEnd, Eof, Messages, Output, Word, tell
 
-REPLY = 22 + 2 * OVERHEAD  # two messages of the limit, with their EOM
+REPLY = 22 + 2 * OVERHEAD  # two messages of maximum length, with EOM
 LIMITS = Limits(max_message_bytes=10, max_reply_bytes=REPLY)
 TEN, ELEVEN = b"x" * 10, b"y" * 11
 TOO_LONG = "message is 11 bytes long, expected no more than 10 bytes; see max_message"
@@ -31,7 +31,7 @@ TOO_LONG = "message is 11 bytes long, expected no more than 10 bytes; see max_me
 def waiting(
     mode: Mode, markers: Markers | None = None, *, limits: Limits = LIMITS
 ) -> MarkerProtocol:
-    """Return a supervisor that is owed three replies, or one to a batch."""
+    """Return a supervisor that waits for three replies, or for one to a batch."""
     protocol = MarkerProtocol(S, mode, markers, limits=limits)
     if mode in (Mode.SINGLE, Mode.CYCLIC):
         tell(protocol, Messages([b"m"] * 3))
@@ -41,12 +41,12 @@ def waiting(
 
 
 def worker(mode: Mode, markers: Markers | None = None) -> MarkerProtocol:
-    """Return a worker that holds little."""
+    """Return a worker with small limits."""
     return MarkerProtocol(W, mode, markers, limits=LIMITS)
 
 
 def failure(protocol: MarkerProtocol, chunks: list[bytes], *before: Word) -> str:
-    """Return what was too big; check what came ``before``."""
+    """Return which limit was exceeded; check the events ``before``."""
     *events, last = receive(protocol, *chunks)
     assert events == typed(before)
     assert last[:2] == (Failed.__name__, PayloadTooBig.__name__)
@@ -59,7 +59,7 @@ def failure(protocol: MarkerProtocol, chunks: list[bytes], *before: Word) -> str
 def test_message_of_the_limit_is_received_by_a_supervisor(
     chop: Chop, mode: Mode, markers: Markers
 ) -> None:
-    """The limit is inclusive, and half an EOM behind the message does not count."""
+    """The limit is inclusive, and half an EOM after the message does not count."""
     wire = TEN + markers.eom
     wire += markers.eop if markers.eop != markers.eom else b""
     assert receive(waiting(mode, markers), *chop(wire)) == typed([Answers([(TEN,)])])
@@ -70,7 +70,7 @@ def test_message_of_the_limit_is_received_by_a_supervisor(
 def test_message_of_the_limit_is_extracted(
     chop: Chop, mode: Mode, markers: Markers
 ) -> None:
-    """Any number of them: an extract stage holds one at a time."""
+    """In any number: an extract stage holds one at a time."""
     wire = (TEN + markers.eom) * 5
     assert receive(waiting(mode, markers), *chop(wire)) == typed([Output([TEN] * 5)])
 
@@ -80,7 +80,7 @@ def test_message_of_the_limit_is_extracted(
 def test_message_of_the_limit_is_received_by_a_worker(
     chop: Chop, mode: Mode, markers: Markers
 ) -> None:
-    """Any number of them: the limit of a reply does not concern a worker."""
+    """In any number: the limit of a reply does not apply to a worker."""
     wire = (TEN + markers.eom) * 5
     assert receive(worker(mode, markers), *chop(wire)) == typed([Messages([TEN] * 5)])
 
@@ -89,13 +89,13 @@ def test_message_of_the_limit_is_received_by_a_worker(
     "mode", [Mode.SINGLE, Mode.BATCH_SUPERVISOR, Mode.BATCH_WORKER]
 )
 def test_message_over_the_limit_in_a_reply_is_refused(mode: Mode) -> None:
-    """The text has both numbers and names the setting."""
+    """The error has both numbers, and names the setting."""
     assert failure(waiting(mode), [b"a\n" + ELEVEN + b"\n\0"]) == TOO_LONG
 
 
 @pytest.mark.parametrize("markers", [Markers(), ONE_TO_ONE])
 def test_replies_before_a_message_over_the_limit_are_sound(markers: Markers) -> None:
-    """They answer their messages; the one that failed is still owed."""
+    """They answer their messages; the reply that failed is still owed."""
     end = markers.eom if markers.eop == markers.eom else markers.eom + markers.eop
     for mode in (Mode.SINGLE, Mode.CYCLIC):
         protocol = waiting(mode, markers)
@@ -132,7 +132,7 @@ def test_worker_refuses_a_message_over_the_limit(mode: Mode) -> None:
 
 
 def test_worker_in_lock_step_refuses_a_message_over_the_limit() -> None:
-    """Only one message may come, and it is looked at before."""
+    """The length is checked before whether a message may come at all."""
     protocol = worker(Mode.BATCH_WORKER)
     assert failure(protocol, [ELEVEN + b"\n"]) == TOO_LONG
     protocol = worker(Mode.BATCH_WORKER)
@@ -145,7 +145,7 @@ def test_worker_in_lock_step_refuses_a_message_over_the_limit() -> None:
     "mode", [Mode.SINGLE, Mode.CYCLIC, Mode.BATCH_SUPERVISOR, Mode.BATCH_WORKER]
 )
 def test_endless_message_is_refused_before_its_eom(side: Side, mode: Mode) -> None:
-    """Sizes are bounded before memory is taken; the offset is what was read."""
+    """Sizes are bounded before memory is used; the offset counts the bytes read."""
     protocol = waiting(mode) if side is S else worker(mode)
     assert receive(protocol, TEN) == []
     assert failure(protocol, [b"x"]) == (
@@ -170,7 +170,7 @@ def test_endless_message_behind_others_is_refused() -> None:
 
 @pytest.mark.parametrize("markers", [Markers(), WORDS, REPEATED])
 def test_reply_of_the_limit_is_received(chop: Chop, markers: Markers) -> None:
-    """Its EOM count, its EOP does not, and half an EOP does not either."""
+    """Each EOM counts; EOP does not, and half an EOP does not either."""
     limits = Limits(10, 2 * (10 + len(markers.eom) + OVERHEAD))
     protocol = waiting(Mode.SINGLE, markers, limits=limits)
     wire = (TEN + markers.eom) * 2 + markers.eop
@@ -179,7 +179,7 @@ def test_reply_of_the_limit_is_received(chop: Chop, markers: Markers) -> None:
 
 @pytest.mark.parametrize("mode", [Mode.SINGLE, Mode.BATCH_WORKER])
 def test_reply_over_the_limit_is_refused(mode: Mode) -> None:
-    """A message costs what it takes in memory, be it empty (issue 10)."""
+    """A message costs what it takes in memory, even if empty (issue 10)."""
     assert failure(waiting(mode), [(TEN + b"\n") * 2 + b"\n\0"]) == (
         f"reply of 3 messages takes {23 + 3 * OVERHEAD} bytes of memory,"
         f" expected no more than {REPLY} bytes; see max_reply"
@@ -191,7 +191,7 @@ def test_reply_over_the_limit_is_refused(mode: Mode) -> None:
 
 
 def test_replies_before_one_over_the_limit_are_sound() -> None:
-    """Each reply is measured for itself."""
+    """Each reply is measured by itself."""
     protocol = waiting(Mode.SINGLE)
     data = b"a\n\0" + b"b\n" * 12 + b"\0" + b"c\n\0"
     assert failure(protocol, [data], Answers([(b"a",)])) == (
@@ -215,7 +215,7 @@ def test_endless_reply_is_refused_before_its_eop() -> None:
 
 
 def test_one_to_one_reply_is_measured_with_its_eom() -> None:
-    """A reply of one message is a reply."""
+    """It counts as a reply of one message."""
     protocol = waiting(Mode.SINGLE, ONE_TO_ONE, limits=Limits(10, 5 + OVERHEAD))
     assert receive(protocol, b"abcd\n") == typed([Answers([(b"abcd",)])])
     assert failure(protocol, [b"abcde\n"]) == (
@@ -226,13 +226,13 @@ def test_one_to_one_reply_is_measured_with_its_eom() -> None:
 
 @pytest.mark.parametrize("mode", [Mode.PLAIN, Mode.CYCLIC])
 def test_extracted_messages_have_no_limit_together(chop: Chop, mode: Mode) -> None:
-    """They are handed over one by one, also when one is longer than a reply may be."""
+    """Each is handed over by itself, even if it is longer than a reply may be."""
     protocol = waiting(mode, limits=Limits(10, 5))
     assert receive(protocol, *chop((TEN + b"\n") * 3)) == typed([Output([TEN] * 3)])
 
 
 def test_markers_may_be_longer_than_messages(chop: Chop) -> None:
-    """A limit is for what stands between markers."""
+    """Limits apply to the content between markers."""
     markers = Markers(b"--end of message--", b"==done==", b"<end of batch>", b"[more]")
     limits = Limits(1, 19 + OVERHEAD)
     protocol = waiting(Mode.SINGLE, markers, limits=limits)
@@ -249,13 +249,13 @@ def test_markers_may_be_longer_than_messages(chop: Chop) -> None:
 def test_message_over_the_limit_in_an_unfinished_reply_is_found_at_the_end(
     chop: Chop,
 ) -> None:
-    """However it was cut, it fails: in small reads before, in one read now."""
+    """It fails however it was cut: in small reads earlier, in one read at the end."""
     chunks = [*chop(ELEVEN + b"\n"), SEND_EOF]
     assert failure(waiting(Mode.SINGLE), chunks).startswith("message is ")
 
 
 def test_unfinished_reply_of_the_limit_is_a_tail(chop: Chop) -> None:
-    """It was not too big yet when the worker died."""
+    """It was within the limit when the worker died."""
     wire = (TEN + b"\n") * 2
     assert receive(waiting(Mode.SINGLE), *chop(wire), SEND_EOF) == typed([Eof(wire)])
 
@@ -276,7 +276,7 @@ def test_messages_in_arrow_cost_less(chop: Chop) -> None:
     reply=st.integers(0, 9 * OVERHEAD),
 )
 def test_nothing_that_fits_is_too_big(data: bytes, message: int, reply: int) -> None:
-    """Whatever it is: it need not be looked at (issue 10)."""
+    """Data of at most ``small`` bytes needs no further check (issue 10)."""
     found = ReceiveBounds(Limits(message, reply), WORDS, replies=True)
     if len(data) <= found.small:
         assert not found.too_big(data.split(b"EOM"))
@@ -287,14 +287,14 @@ def test_nothing_that_fits_is_too_big(data: bytes, message: int, reply: int) -> 
 @pytest.mark.parametrize(
     ("tail", "fits"),
     [
-        (TEN + b"\n" + ELEVEN, True),  # which has no end yet
+        (TEN + b"\n" + ELEVEN, True),  # not ended yet
         (b"\n" * 30, True),
         (b"a\nb\n" + ELEVEN + b"\n", False),
         (ELEVEN + b"\nc", False),
     ],
 )
 def test_tail_is_searched_for_what_is_too_long(tail: bytes, fits: bool) -> None:
-    """Without a look at each message, of which there may be millions (issue 10)."""
+    """Without a look at each message, as there may be millions (issue 10)."""
     bounds = ReceiveBounds(LIMITS, Markers(), replies=True)
     if fits:
         bounds.check_tail(tail)

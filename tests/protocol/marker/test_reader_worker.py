@@ -18,7 +18,7 @@ from tests.protocol.words import Answers, BatchEnd, Eof, Messages, tell, words_o
 
 @pytest.mark.parametrize("mode", [Mode.SINGLE, Mode.CYCLIC, Mode.BATCH_SUPERVISOR])
 def test_messages_are_received_in_runs(chop: Chop, mode: Mode) -> None:
-    """Empty ones are messages, too."""
+    """Empty messages included."""
     protocol = worker(mode)
     assert receive(protocol, *chop(b"a\n\nb\nc")) == typed(
         [Messages([b"a", b"", b"b"])]
@@ -55,13 +55,13 @@ def test_input_without_eom_comes_with_the_end(chop: Chop, mode: Mode) -> None:
 def test_eob_is_refused_where_there_are_no_batches(
     chop: Chop, mode: Mode, text: str, data: bytes
 ) -> None:
-    """PR399 takes it for a part of the message; here it's the supervisor's fault."""
+    """PR399 takes it for part of the message; here it is the supervisor's fault."""
     failed = failure(worker(mode, WORDS), chop(data + b"EOBEOM"))
     assert failed == f"can't handle EOB in {text} (offset {len(data)}"
 
 
 def test_messages_before_a_stray_eob_are_received(chop: Chop) -> None:
-    """What stands before a fault is delivered before the fault is."""
+    """Events before a fault are delivered before the fault."""
     text = failure(worker(Mode.SINGLE), chop(b"a\n\x17b\n"), Messages([b"a"]))
     assert text.startswith("can't handle EOB in state BUSY")
 
@@ -73,7 +73,7 @@ def test_message_to_a_plain_worker_is_refused(chop: Chop) -> None:
 
 
 def test_batches_end_with_eob(chop: Chop) -> None:
-    """No EOM between EOB and the next message; an empty batch is a batch."""
+    """Without EOM between EOB and the next message; an empty batch is a batch."""
     protocol = worker(Mode.BATCH_SUPERVISOR, PR399)
     assert receive(protocol, *chop(b"a\nb\nEOBEOBxyz\n")) == typed(
         [
@@ -103,14 +103,14 @@ def test_message_written_ahead_to_a_worker_that_fills_is_refused(chop: Chop) -> 
 
 
 def test_message_that_may_not_come_is_shown() -> None:
-    """Its first sixteen bytes, as any fault's."""
+    """With its first sixteen bytes, as in any fault."""
     _, failed = receive(worker(Mode.BATCH_WORKER), b"ab\n" + b"c" * 15 + b"\n")
     assert str(failed[2]).endswith(f"(offset 3, found {' '.join(['63'] * 15)} 0a)")
 
 
 @pytest.mark.parametrize("mode", [Mode.BATCH_SUPERVISOR, Mode.BATCH_WORKER])
 def test_one_eom_behind_eob_is_left_out(chop: Chop, mode: Mode) -> None:
-    """``eob_then_eom``: it is no empty message."""
+    """``eob_then_eom``: it is not an empty message."""
     protocol = MarkerProtocol(W, mode, PR399, eob_then_eom=True)
     assert receive(protocol, *chop(b"EOB\n")) == typed([BatchEnd()])
     tell(protocol, Answers([()]))
@@ -126,7 +126,7 @@ def test_eom_that_does_not_come_behind_eob_is_not_missed(chop: Chop) -> None:
 
 
 def test_eom_behind_eob_counts_in_the_offset(chop: Chop) -> None:
-    """It was received, though no one sees it."""
+    """Although it has no event."""
     protocol = MarkerProtocol(W, Mode.BATCH_WORKER, PR399, eob_then_eom=True)
     receive(protocol, *chop(b"EOB\n"))
     tell(protocol, Answers([()]))

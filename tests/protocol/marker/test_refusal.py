@@ -1,4 +1,4 @@
-"""The worker rejects: ERR in place of EOP, seen from both sides."""
+"""A worker rejects with ERR in place of EOP, seen from both sides."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.protocol.words import Answers, BatchEnd, Messages, Output, Word, tell
 
 
 def refusal(reason: str) -> Answers:
-    """Return what shows that one exchange was refused."""
+    """Return the event of one refused exchange."""
     return Answers([()], 0, [(0, reason)])
 
 
@@ -54,7 +54,7 @@ def test_refusal_stands_between_replies(chop: Chop) -> None:
 def test_reason_is_what_the_worker_wrote_last(
     chop: Chop, data: bytes, reason: str
 ) -> None:
-    """Of what it had made before nothing counts; an EOM behind it does no harm."""
+    """Earlier outputs of the exchange are dropped; an EOM after it is harmless."""
     protocol = asked(1)
     assert receive(protocol, *chop(data)) == typed([refusal(reason)])
 
@@ -71,7 +71,7 @@ def test_err_may_be_any_bytes(chop: Chop, markers: Markers) -> None:
 
 
 def test_one_to_one_worker_may_refuse(chop: Chop) -> None:
-    """ERR stands where EOM would."""
+    """ERR takes the place of EOM."""
     protocol = asked(3, markers=ONE_TO_ONE)
     assert receive(protocol, *chop(b"a\nno date\x15b\n")) == typed(
         [Answers([(b"a",)]), NO, Answers([(b"b",)])]
@@ -79,7 +79,7 @@ def test_one_to_one_worker_may_refuse(chop: Chop) -> None:
 
 
 def test_batch_is_refused_as_a_whole(chop: Chop) -> None:
-    """Either way of filling it; a worker that fills it may refuse before it is full."""
+    """Whoever fills it; a worker that does may refuse before it is full."""
     before: list[Word] = [MESSAGE, BatchEnd()]
     ours = supervisor(Mode.BATCH_SUPERVISOR, *before, MESSAGE)
     assert receive(ours, *chop(b"no date\x15")) == typed([NO])
@@ -90,7 +90,7 @@ def test_batch_is_refused_as_a_whole(chop: Chop) -> None:
 
 
 def test_refused_request_keeps_what_was_passed_on(chop: Chop) -> None:
-    """In an extraction each message is passed on as it comes: the reason has no EOM."""
+    """Extraction passes each message on as it comes, so the reason has no EOM."""
     protocol = asked(1, Mode.CYCLIC)
     assert receive(protocol, *chop(b"a\nb\nno date\x15")) == typed(
         [Output([b"a", b"b"]), NO]
@@ -119,7 +119,7 @@ def test_err_before_the_end_of_the_batch_is_refused(chop: Chop) -> None:
 
 @pytest.mark.parametrize("limits", [Limits(4, 100), Limits(100, 4)])
 def test_reason_that_is_too_long_is_refused(chop: Chop, limits: Limits) -> None:
-    """Sizes are bounded before memory is taken, whatever it is for."""
+    """Sizes are bounded before memory is used, whatever it is used for."""
     protocol = MarkerProtocol(S, Mode.SINGLE, limits=limits)
     tell(protocol, MESSAGE)
     (event,) = (deliver(protocol, chop(b"no date\x15")),)
@@ -128,7 +128,7 @@ def test_reason_that_is_too_long_is_refused(chop: Chop, limits: Limits) -> None:
 
 
 def deliver(protocol: MarkerProtocol, chunks: list[bytes]) -> Word:
-    """Return what the chunks meant, which is one thing."""
+    """Return the only event of these chunks."""
     for chunk in chunks:
         protocol.receive_data(chunk)
     (event,) = protocol.events_received()
@@ -186,7 +186,7 @@ def test_worker_without_err_can_t_refuse() -> None:
 
 @pytest.mark.parametrize("marker", Markers())
 def test_reason_with_a_marker_is_not_sent(marker: bytes) -> None:
-    """It would end early, or be only what is behind an EOM."""
+    """It would end early, or be cut off at an EOM."""
     pair = ConnectionPair(Mode.SINGLE)
     pair.send(S, MESSAGE)
     text = pair.refusal(W, refusal(f"a{marker.decode()}b"))
@@ -194,7 +194,7 @@ def test_reason_with_a_marker_is_not_sent(marker: bytes) -> None:
 
 
 def test_reason_that_ends_as_err_begins_is_not_sent() -> None:
-    """Of three bytes that are alike the first two are ERR, not the last."""
+    """The first two of three equal bytes would be ERR, not the last two."""
     pair = ConnectionPair(Mode.SINGLE, REPEATED)
     pair.send(S, MESSAGE)
     text = pair.refusal(W, refusal("no!"))

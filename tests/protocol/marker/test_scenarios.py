@@ -1,8 +1,8 @@
 """
-The scenarios of the page, both sides at once, byte by byte.
+The scenarios of the protocol page, with both sides at once, byte by byte.
 
-Where the page and the stages written for it differ, the docstring shows which of
-them is followed.
+Where the page and the stages written for it differ, the docstring shows which of them
+is followed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def reply(*texts: str) -> Answers:
 
 
 def test_extract_plain() -> None:
-    """The worker writes until it exits: read *while* its stdout is open."""
+    """The worker writes until it exits: its stdout is read while it is open."""
     pair = ConnectionPair(Mode.PLAIN)
     assert pair.status == (MarkerState.STREAMING, 0)
     assert pair.send(W, Output([b"a", b""])) == b"a\n\n"
@@ -44,7 +44,7 @@ def test_extract_plain_with_closed_input() -> None:
 
 
 def test_extract_cyclic_with_offsets_at_the_worker() -> None:
-    """An empty message asks for one round; pyDKB would not even call its handler."""
+    """An empty message requests one round; pyDKB would not even call its handler."""
     pair = ConnectionPair(Mode.CYCLIC)
     assert pair.send(S, messages("")) == b"\n"
     assert pair.status == (MarkerState.BUSY, 1)
@@ -80,7 +80,7 @@ def test_empty_message_is_a_message() -> None:
 
 
 def test_window_is_answered_in_order() -> None:
-    """The k-th EOP answers the k-th message, however they travel."""
+    """The k-th EOP answers the k-th message, however replies are grouped."""
     pair = ConnectionPair(Mode.SINGLE)
     pair.send(S, messages("a", "b", "c", "d"))
     assert pair.send(W, Answers([(b"1",), (b"2", b"2"), ()])) == (b"1\n\0002\n2\n\0\0")
@@ -119,7 +119,7 @@ def test_supervisor_driven_batch() -> None:
 
 
 def test_last_batch_is_closed_though_no_message_follows() -> None:
-    """By the page it would not be, and the worker would wait forever."""
+    """According to the page it would not be, and the worker would wait forever."""
     pair = ConnectionPair(Mode.BATCH_SUPERVISOR)
     assert pair.send(S, messages("a"), BatchEnd(), Eof()) == b"a\n\x17"
     assert pair.send(W, reply("1"), Eof()) == b"1\n\0"
@@ -135,7 +135,7 @@ def test_empty_batch_is_answered(mode: Mode) -> None:
 
 
 def test_batches_ahead_are_answered_in_order() -> None:
-    """The k-th EOP answers the k-th EOB; the next batch is begun already."""
+    """The k-th EOP answers the k-th EOB, though the next batch has already begun."""
     pair = ConnectionPair(Mode.BATCH_SUPERVISOR)
     pair.send(S, messages("a", "b"), BatchEnd())
     assert pair.send(S, messages("c")) == b"c\n"
@@ -173,7 +173,7 @@ def test_worker_driven_batch_of_the_branch() -> None:
 
 
 def test_worker_driven_batch_of_the_literal_page() -> None:
-    """BNC also after the message that fills the batch, and then the reply."""
+    """BNC follows even the message that fills the batch, and then comes the reply."""
     pair = ConnectionPair(Mode.BATCH_WORKER)
     pair.send(S, messages("a"))
     assert pair.send(W, More()) == b"\x05"
@@ -188,7 +188,7 @@ def test_worker_driven_batch_of_the_literal_page() -> None:
 
 
 def test_worker_driven_batch_is_closed_before_the_end() -> None:
-    """EOB and then the end: PR399 sees the one when the other comes."""
+    """EOB and then the end: PR399 sees EOB only when the end arrives."""
     pair = ConnectionPair(Mode.BATCH_WORKER, PR399)
     pair.send(S, messages("a"))
     pair.send(W, More())
@@ -210,7 +210,7 @@ def test_eob_that_needs_an_eom() -> None:
 
 
 def test_eob_that_needs_an_eom_in_supervisor_driven_batches() -> None:
-    """A shell sink that is fed by Kafka: ``00 0a`` ends its batches."""
+    """A shell sink fed by Kafka: ``00 0a`` ends its batches."""
     pair = ConnectionPair(
         Mode.BATCH_SUPERVISOR, Markers(eop=b"\6", eob=b"\0"), eob_then_eom=True
     )
@@ -221,7 +221,7 @@ def test_eob_that_needs_an_eom_in_supervisor_driven_batches() -> None:
 
 
 def test_batch_cut_off_by_the_end_is_not_owed() -> None:
-    """A supervisor that died in a batch: its worker may go, and answers nothing."""
+    """If the supervisor died within a batch, its worker may exit without a reply."""
     pair = ConnectionPair(Mode.BATCH_SUPERVISOR)
     pair.send(S, messages("a"))
     pair.worker.receive_eof(0.0)
@@ -240,7 +240,7 @@ def test_worker_driven_batch_cut_off_by_the_end_may_be_answered() -> None:
 
 @pytest.mark.parametrize("markers", MARKER_SETS)
 def test_every_scenario_goes_with_every_marker(markers: Markers) -> None:
-    """One byte, words, markers that overlap themselves, one for both."""
+    """Single bytes, words, markers that overlap themselves, one for both."""
     for mode in (Mode.SINGLE, Mode.CYCLIC):
         pair = ConnectionPair(mode, markers)
         assert pair.send(S, messages("x", "")) == b"x" + markers.eom * 2

@@ -39,7 +39,7 @@ def test_each_mode_has_a_shape(mode: Mode) -> None:
 def test_modes_of_extraction_fit_extract_stages_alone(
     mode: Mode, kind: StageKind
 ) -> None:
-    """And all others the stages that are fed."""
+    """All other modes fit the stages that are fed."""
     fits = MarkerDialect(mode=mode).problem(kind) is None
     assert fits == (mode.extracts == (kind is StageKind.EXTRACT))
 
@@ -55,7 +55,7 @@ def test_extraction_has_a_mode(given: dict[str, object], mode: Mode) -> None:
 
 
 def test_mode_follows_whether_there_are_batches() -> None:
-    """Closed by the worker, where that is set; else by us."""
+    """The worker closes batches where so configured, otherwise the supervisor."""
     for mode in (Mode.SINGLE, Mode.BATCH_WORKER):
         dialect = MarkerDialect(mode=mode)
         assert dialect.fitted(batches=False, heartbeat=None).mode is Mode.SINGLE
@@ -64,7 +64,7 @@ def test_mode_follows_whether_there_are_batches() -> None:
 
 
 def test_session_has_the_settings() -> None:
-    """Of both sides, with the limits of the stage."""
+    """Settings of the dialect, and limits of the stage."""
     session = ODD.open(Side.SUPERVISOR, Limits(max_message_bytes=3))
     tell(session, Messages([b"abc"]))
     assert session.data_to_send() == [b"abc<m>"]
@@ -72,7 +72,7 @@ def test_session_has_the_settings() -> None:
 
 
 def test_session_frames_messages_as_they_are_held() -> None:
-    """A column in bulk, and with the same bytes as a list."""
+    """A column is framed in bulk, with the same bytes as a list."""
     session = ODD.open(Side.SUPERVISOR, Limits())
     tell(session, Messages(Column(pa.array([b"a", b"b"], pa.binary()))))
     tell(session, Messages([b"c"]))
@@ -80,7 +80,7 @@ def test_session_frames_messages_as_they_are_held() -> None:
 
 
 def test_worker_is_given_the_markers_and_the_mode() -> None:
-    """Markers escaped."""
+    """Markers are escaped."""
     assert ODD.variables() == {
         "eom": "<m>",
         "eop": r"\000\377",
@@ -92,7 +92,7 @@ def test_worker_is_given_the_markers_and_the_mode() -> None:
 
 
 def test_silence_names_the_marker_that_lacks() -> None:
-    """Or that there was nothing at all."""
+    """Or that nothing was written at all."""
     assert ODD.silence(12) == (
         r"it wrote 12 bytes without the marker eop '\000\377' behind its reply"
         "; if it answers each message with one, set eop to eom"
@@ -103,14 +103,14 @@ def test_silence_names_the_marker_that_lacks() -> None:
 
 
 def test_settings_survive_as_json_and_as_a_pickle() -> None:
-    """Dead letters hold them; executors get them."""
+    """Dead letters store them, and executors get them."""
     plain = json.loads(json.dumps(ODD.plain()))
     assert dialect_from_plain(plain) == ODD
     assert pickle.loads(pickle.dumps(ODD)) == ODD  # noqa: S301 - our own
 
 
 def test_worker_that_counts_gets_no_eob_behind_a_full_batch() -> None:
-    """One that is not full ends with it all the same."""
+    """A batch that is not full still ends with it."""
     session = COUNTING.open(Side.SUPERVISOR, Limits(), batch=2)
     for run in ([b"a", b"b"], [b"a"], []):
         tell(session, Messages(run)) if run else None
@@ -119,7 +119,7 @@ def test_worker_that_counts_gets_no_eob_behind_a_full_batch() -> None:
 
 
 def test_keys_of_a_batch_belong_to_who_closes_it() -> None:
-    """Each of them is for one driver alone."""
+    """Each setting applies to one driver only."""
 
     def wrong(driver: Mode, **given: bool) -> list[str]:
         keys = {"driver": driver, **given}
@@ -141,7 +141,7 @@ def test_keys_of_a_batch_belong_to_who_closes_it() -> None:
     "mode", [Mode.SINGLE, Mode.BATCH_SUPERVISOR, Mode.BATCH_WORKER]
 )
 def test_stage_without_batches_has_one_message_at_a_time(mode: Mode) -> None:
-    """Whoever drove the batches; one that extracts has none anyway."""
+    """Whoever drove the batches; an extracting worker has none anyway."""
     fitted = MarkerDialect(mode=mode).fitted(batches=False, heartbeat=None)
     assert fitted == MarkerDialect()
     plain = MarkerDialect(mode=Mode.PLAIN)

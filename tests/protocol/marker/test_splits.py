@@ -1,4 +1,4 @@
-"""However a stream is cut into reads, it means the same."""
+"""A stream means the same however it is cut into reads."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ BEFORE: dict[Mode, list[list[Word]]] = {
         [BatchEnd(), BatchEnd(), MESSAGES],
     ],
 }
-"""What a supervisor may have sent before it reads, by mode."""
+"""The events that a supervisor may have sent before it reads, by mode."""
 
 roomy = st.just(Limits(6000, 20000))
 tight = st.builds(Limits, st.integers(1, 8), st.integers(1, 14))
 
 
 def heard(protocol: MarkerProtocol, chunks: list[bytes]) -> list[Typed]:
-    """Return what the chunks and the end meant; of errors what can't depend on cuts."""
+    """Return the events of chunks and end; of errors, the parts that no cut changes."""
     events = []
     for event in receive(protocol, *chunks, SEND_EOF):
         if event[0] != Failed.__name__:
             events.append(event)
         elif event[1] == PayloadTooBig.__name__:
-            # The sooner it shows, the less is known: of what, how many bytes.
+            # A fault found earlier knows less: which message, how many bytes.
             events.append(("Failed",))
         else:
             events.append(("Failed", without_dump(str(event[2]))))
@@ -50,7 +50,7 @@ def heard(protocol: MarkerProtocol, chunks: list[bytes]) -> list[Typed]:
 def check(
     data: st.DataObject, side: Side, mode: Mode, markers: Markers, limits: Limits
 ) -> tuple[list[Typed], list[Typed]]:
-    """Return what a stream meant in one read and in many; check the states."""
+    """Return the events of one stream in one read and in many; check the states."""
     echo = data.draw(st.booleans(), label="eob_then_eom")
     before = data.draw(st.sampled_from(BEFORE[mode])) if side is S else []
     stream = data.draw(garbage(markers), label="stream")
@@ -93,7 +93,7 @@ def test_any_split_means_the_same(
 def test_any_split_means_the_same_within_limits(
     data: st.DataObject, side: Side, mode: Mode, markers: Markers, limits: Limits
 ) -> None:
-    """The same sound events, and a fault if there is one: which, may depend."""
+    """The same sound events, then a fault in both or in neither, maybe different."""
     whole, pieces = check(data, side, mode, markers, limits)
     sized = ("Failed",)
     if sized in (whole[-1], pieces[-1]):

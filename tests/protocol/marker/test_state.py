@@ -25,7 +25,7 @@ def session(mode: Mode, *tokens: Token) -> TokenMachine:
 
 
 def refusal(session: TokenMachine, token: Token, count: int = 1) -> str:
-    """Return why ``token`` is refused; check that nothing has changed."""
+    """Return why ``token`` is refused; check that the session is unchanged."""
     before = repr(session)
     with pytest.raises(TransitionDenied) as caught:
         session.handle(token, count)
@@ -44,7 +44,7 @@ def refusal(session: TokenMachine, token: Token, count: int = 1) -> str:
     ],
 )
 def test_mode_knows_its_kind(mode: Mode, extracts: bool, batches: bool) -> None:
-    """An extract stage has no batches, and the other way round."""
+    """Extract stages have no batches."""
     assert mode.extracts is extracts
     assert mode.batches is batches
 
@@ -60,7 +60,7 @@ def test_session_begins_idle_unless_the_worker_just_streams(mode: Mode) -> None:
 
 
 def test_repr_shows_the_fate() -> None:
-    """It's what stands in an assertion that fails at night."""
+    """It is what a failed assertion shows."""
     busy = session(Mode.SINGLE, Token.MESSAGE)
     assert repr(busy) == "<TokenMachine single BUSY owed=1>"
 
@@ -69,7 +69,7 @@ def test_repr_shows_the_fate() -> None:
 def test_token_is_in_the_table_or_refused(
     mode: Mode, state: MarkerState, token: Token
 ) -> None:
-    """There is no third way, in any state, reachable or not."""
+    """In any state, reachable or not."""
     tested = TokenMachine(mode)
     tested.state = state
     last = token is Token.LAST_EOP
@@ -89,7 +89,7 @@ def test_token_is_in_the_table_or_refused(
 
 @pytest.mark.parametrize("mode", Mode)
 def test_every_state_of_the_table_can_be_reached(mode: Mode) -> None:
-    """A row that can't be reached would be a row that no one has thought through."""
+    """A row that can't be reached would never have been thought through."""
     reached, new = set(), {(TokenMachine(mode).state, 0)}
     while new:
         reached |= new
@@ -237,5 +237,5 @@ REFUSALS = [
 def test_refusal_has_its_reason(
     mode: Mode, before: list[Token], token: Token, text: str
 ) -> None:
-    """What, where, and, if it can be guessed, the remedy."""
+    """It names the token, the state and, where it can be guessed, the remedy."""
     assert refusal(session(mode, *before), token) == f"can't handle {text}"

@@ -1,4 +1,4 @@
-"""How much is sent ahead."""
+"""How many messages are sent in advance."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from etlstage.protocol.marker.blocks import Window
 
 
 def test_fixed_window_stays() -> None:
-    """Whatever the worker's speed is."""
+    """Whatever the worker's speed."""
     window = Window(5)
     window.started(0.0)
     window.answered(1000, 0.0)
@@ -19,7 +19,7 @@ def test_fixed_window_stays() -> None:
 
 
 def test_window_opens_for_a_fast_worker() -> None:
-    """Four times as wide, each time that a whole window was answered at once."""
+    """It grows fourfold each time a whole window is answered quickly."""
     window = Window(None)
     window.started(0.0)
     seen = []
@@ -32,7 +32,7 @@ def test_window_opens_for_a_fast_worker() -> None:
 
 
 def test_window_closes_for_a_slow_worker() -> None:
-    """Half as wide, but never shut."""
+    """It is halved, but never below one message."""
     window = Window(None)
     window.size = 5
     seen = []
@@ -45,7 +45,7 @@ def test_window_closes_for_a_slow_worker() -> None:
 
 
 def test_window_keeps_a_size_that_fits() -> None:
-    """Between half a horizon and a whole one."""
+    """If its answers take between half the horizon and the whole."""
     window = Window(None)
     window.size = 8
     window.started(0.0)
@@ -55,7 +55,7 @@ def test_window_keeps_a_size_that_fits() -> None:
 
 
 def test_window_is_judged_when_all_of_it_was_answered() -> None:
-    """In how many pieces does not matter; the time since the first does."""
+    """In any number of pieces; what counts is the time since the first message."""
     window = Window(None)
     window.size = 8
     window.started(0.0)

@@ -1,4 +1,4 @@
-"""Both ways to find boundaries: compiled, where that was built, and in Python."""
+"""Both searches for boundaries: the compiled one, where built, and that in Python."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if speedups.compiled is None:
 
 @contextmanager
 def using(twin: str) -> Iterator[None]:
-    """Have boundaries found in that way."""
+    """Have boundaries searched for in the given way."""
     before = speedups.compiled
     speedups.compiled = TWINS[twin]
     try:

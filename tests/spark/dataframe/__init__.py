@@ -1,1 +1,1 @@
-"""DataFrames as ends of a pipeline."""
+"""DataFrames as sources and sinks of a pipeline."""

@@ -36,7 +36,7 @@ def letter(number: int, *attempts: Attempt) -> DeadLetter:
 async def test_letters_become_rows(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All of each, appended to what is there, some at a time."""
+    """With every field, appended to existing rows, in several chunks."""
     monkeypatch.setattr(module, "_CHUNK", 2)
     out = tmp_path / "dead"
     attempt = Attempt("w", 4711, "died", ("started",), ("oh", "no"))
@@ -91,7 +91,7 @@ dead_letters: {spark: {format: parquet, path: dead}}
 async def test_letters_of_a_run_are_appended(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """From a worker and from the DataFrame; a session that is there is only used."""
+    """Those of a worker and of the sink; a session that was given is left as it is."""
     (path := tmp_path / "pipeline.yaml").write_text(PIPELINE)
     (tmp_path / "in.txt").write_text('{"n":1}\n2\n{"n":"x"}\n{"n":3}\n')
     for _ in range(2):
@@ -112,7 +112,7 @@ async def test_letters_of_a_run_are_appended(
 async def test_destination_that_can_not_be_written(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """The error names it."""
+    """The error names the destination."""
     (tmp_path / "file").write_text("")
     frame = DeadLetterFrame(spark, Destination(str(tmp_path / "file" / "x")))
     with pytest.raises(SinkFailed, match=r"can't write the dead letters to .*file/x: "):

@@ -12,7 +12,7 @@ PARTS = [Spooled(0, "0-1.arrow", 4, 0)]
 
 
 class Start:
-    """A start of a load, that others may take over."""
+    """A start of a load that may be taken over."""
 
     def __init__(
         self, state: Path, load: str = "ab12", *, number: int = 1, folder: Path
@@ -27,25 +27,25 @@ class Start:
             raise StateUnusable("taken over")
 
     def kept(self, text: str = "rows") -> KeptSpool:
-        """Return the spool, written and put in place."""
+        """Return the spool, written and moved into place."""
         (self.spool.make() / PARTS[0].file).write_text(text)
         self.spool.keep(PARTS, "ids")
         return self.spool
 
 
 def names(path: Path) -> list[str]:
-    """Return what is in a folder."""
+    """Return the sorted names in a folder."""
     return sorted(entry.name for entry in path.iterdir())
 
 
 @pytest.fixture(params=["beside", "within"])
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """Return where spools go: a folder for all of them, or the state directory."""
+    """Give the folder of spools: a separate one, or the state directory."""
     return tmp_path / ("spools" if request.param == "beside" else "state")
 
 
 def test_spool_is_whole_when_it_is_in_place(tmp_path: Path, folder: Path) -> None:
-    """With a digest of its input; when all is loaded nothing is left (issue 14)."""
+    """With the digest of its input; once all is loaded nothing is left (issue 14)."""
     state = tmp_path / "state"
     start = Start(state, folder=folder)
     (start.spool.make() / PARTS[0].file).write_text("rows")
@@ -60,7 +60,7 @@ def test_spool_is_whole_when_it_is_in_place(tmp_path: Path, folder: Path) -> Non
 
 
 def test_spool_is_durable(tmp_path: Path, synced: list[Path], folder: Path) -> None:
-    """With its name, and who finds it sees to that, too (issue 14)."""
+    """So is its name; a start that finds the spool syncs that, too (issue 14)."""
     start = Start(tmp_path / "state", folder=folder)
     spool = start.kept()
     aside = spool.path.with_name("spool-ab12.1")
@@ -73,7 +73,7 @@ def test_spool_is_durable(tmp_path: Path, synced: list[Path], folder: Path) -> N
 
 
 def test_spools_of_other_loads_are_removed(tmp_path: Path, folder: Path) -> None:
-    """Also from where they went before, and whole or not (issue 14)."""
+    """Complete or not, and also from the folder that was set before (issue 14)."""
     state, before = tmp_path / "state", tmp_path / "before"
     Start(state, "cd34", folder=before).kept()
     Start(state, "ef56", folder=folder).spool.make()
@@ -88,7 +88,7 @@ def test_spools_of_other_loads_are_removed(tmp_path: Path, folder: Path) -> None
 
 
 def test_pipelines_have_one_folder_for_their_spools(tmp_path: Path) -> None:
-    """Neither touches what the other keeps (issue 14)."""
+    """Neither touches the spool of the other (issue 14)."""
     one, two = (
         Start(tmp_path / name, load, folder=tmp_path / "spools")
         for name, load in (("a", "ab12"), ("b", "cd34"))
@@ -104,7 +104,7 @@ def test_pipelines_have_one_folder_for_their_spools(tmp_path: Path) -> None:
 
 
 def test_starts_of_a_load_spool_apart(tmp_path: Path, folder: Path) -> None:
-    """Whoever was taken over may still write; it is not read (issue 14)."""
+    """A start that was taken over may still write; that is not read (issue 14)."""
     state = tmp_path / "state"
     old, new = (Start(state, number=number, folder=folder) for number in (1, 2))
     file = old.spool.make() / PARTS[0].file
@@ -117,7 +117,7 @@ def test_starts_of_a_load_spool_apart(tmp_path: Path, folder: Path) -> None:
 
 
 def test_start_that_was_taken_over_keeps_no_spool(tmp_path: Path, folder: Path) -> None:
-    """Nor does it remove any (issue 14)."""
+    """Nor does it remove one (issue 14)."""
     state = tmp_path / "state"
     old, new = (Start(state, number=number, folder=folder) for number in (1, 2))
     aside = old.spool.make()
@@ -138,7 +138,7 @@ def test_start_that_was_taken_over_keeps_no_spool(tmp_path: Path, folder: Path) 
 
 
 def test_first_spool_that_is_in_place_is_read(tmp_path: Path, folder: Path) -> None:
-    """A run that was taken over in that moment has read the same (issue 14)."""
+    """The run that was taken over at that moment has read the same (issue 14)."""
     state = tmp_path / "state"
     old, new = (Start(state, number=number, folder=folder) for number in (1, 2))
     new_aside = new.spool.make()

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.spark
 
 
 def content(directory: Path) -> list[Path]:
-    """Return what is in ``directory``."""
+    """Return the entries of ``directory``."""
     return list(directory.iterdir())
 
 
@@ -36,13 +36,13 @@ def mode(path: Path) -> int:
 
 
 def wait_for_spooling(directory: Path) -> None:
-    """Return when a task has begun a file below ``directory``; blocks."""
+    """Block until a task has begun a file below ``directory``."""
     while not list(directory.glob("*/*.part")):
         threading.Event().wait(0.05)
 
 
 async def messages(source: Source) -> list[bytes]:
-    """Return all that ``source`` yields."""
+    """Return all messages of ``source``."""
     found: list[bytes] = []
     async for run in source.runs():
         assert not isinstance(run, Position | InputDamaged)
@@ -54,7 +54,7 @@ async def messages(source: Source) -> list[bytes]:
 
 @pytest.fixture(params=["spooled", "packed"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Take both ways from the executors: the spool, and without sight of it."""
+    """Use both ways from the executors: a shared spool, and none."""
     if request.param == "packed":
         monkeypatch.setattr(source_module, "NONCE", "another")
     return str(request.param)
@@ -63,7 +63,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("count", [0, 1, 3, 25_000])
 async def test_every_row_is_a_message_in_order(spark: SparkSession, count: int) -> None:
-    """No row, one row, fewer rows than partitions, many: all arrive as they were."""
+    """With none, one, fewer rows than partitions, or many: all arrive unchanged."""
     frame = spark.range(0, count, 1, 5).selectExpr("concat('row ', id) as text")
     expected = [b"row %d" % number for number in range(count)]
     assert await messages(DataFrameSource(frame)) == expected
@@ -71,7 +71,7 @@ async def test_every_row_is_a_message_in_order(spark: SparkSession, count: int) 
 
 @pytest.mark.usefixtures("way")
 async def test_sorted_frame_stays_sorted(spark: SparkSession) -> None:
-    """The order that a sort gave is the order of the messages."""
+    """Messages come in the order of the sort."""
     frame = spark.range(0, 1000, 1, 7).selectExpr("999 - id as n").orderBy("n")
     found = await messages(DataFrameSource(frame, message="cast(n as string)"))
     assert found == [b"%d" % number for number in range(1000)]
@@ -80,7 +80,7 @@ async def test_sorted_frame_stays_sorted(spark: SparkSession) -> None:
 @pytest.mark.usefixtures("way")
 @pytest.mark.any_client
 async def test_payload_is_opaque(spark: SparkSession) -> None:
-    """NUL, newlines, markers, emptiness and what is no UTF-8 pass unchanged."""
+    """NUL, newlines, markers, empty messages and invalid UTF-8 pass unchanged."""
     payloads = [b"", b"\0", b"a\nb\r\n", b"\xff\xfe", b"\n\0\x17\x05", b"x" * 70_000]
     frame = spark.createDataFrame([(bytearray(p),) for p in payloads], "m binary")
     assert await messages(DataFrameSource(frame)) == payloads
@@ -89,7 +89,7 @@ async def test_payload_is_opaque(spark: SparkSession) -> None:
 @pytest.mark.usefixtures("way")
 @pytest.mark.any_client
 async def test_run_is_bounded(spark: SparkSession) -> None:
-    """A run holds no more messages and bytes than asked, one big message excepted."""
+    """A run exceeds neither messages nor bytes, except for a single big message."""
     frame = spark.range(0, 1000, 1, 1).selectExpr(
         "repeat('x', if(id = 500, 5000, 10)) as m"
     )
@@ -102,7 +102,7 @@ async def test_run_is_bounded(spark: SparkSession) -> None:
 
 @pytest.mark.any_client
 async def test_string_of_the_only_column_is_the_message(spark: SparkSession) -> None:
-    """Unicode comes as UTF-8, whatever the column is called."""
+    """Text becomes UTF-8, whatever the column is called."""
     frame = spark.createDataFrame([("é€𝄞",)], "`a.b ``c` string")
     assert await messages(DataFrameSource(frame)) == ["é€𝄞".encode()]
 
@@ -116,7 +116,7 @@ async def test_row_of_several_columns_is_json(spark: SparkSession) -> None:
 
 @pytest.mark.any_client
 async def test_times_keep_their_microseconds(spark: SparkSession) -> None:
-    """By default ``to_json`` drops them; the time and its offset stay (issue 23)."""
+    """``to_json`` drops them by default; time and offset are unchanged (issue 23)."""
     spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
     try:
         frame = spark.sql(
@@ -136,13 +136,13 @@ async def test_times_keep_their_microseconds(spark: SparkSession) -> None:
 
 
 async def test_only_column_that_is_a_number_is_json(spark: SparkSession) -> None:
-    """A number is no message by itself."""
+    """A number alone is not a message."""
     assert await messages(DataFrameSource(spark.range(1))) == [b'{"id":0}']
 
 
 @pytest.mark.any_client
 async def test_expression_makes_the_message(spark: SparkSession) -> None:
-    """Any Spark SQL expression over the columns will do."""
+    """It may be any Spark SQL expression over the columns."""
     source = DataFrameSource(spark.range(2), message="concat_ws(';', id, id + 1)")
     assert await messages(source) == [b"0;1", b"1;2"]
 
@@ -169,7 +169,7 @@ async def test_file_is_read_by_its_format(spark: SparkSession, tmp_path: Path) -
 async def test_malformed_input_line_stays_with_spark(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """Spark's own column for corrupt records comes through."""
+    """Spark's own column for corrupt records is passed on."""
     path = tmp_path / "in.json"
     path.write_text('{"id":1}\n{"id":\n')
     frame = read_frame(spark, format="json", path=str(path)).cache()
@@ -180,14 +180,14 @@ async def test_malformed_input_line_stays_with_spark(
 
 
 def broken(spark: SparkSession, text: str) -> Callable[[], DataFrame]:
-    """Return a function that reads from a path that holds no Parquet."""
+    """Return a function that reads a path whose content is not Parquet."""
     path = Path(text)
     path.write_text("no parquet")
     return lambda: read_frame(spark, format="parquet", path=str(path))
 
 
 async def refusal(source: Source) -> str:
-    """Return the one line with which ``source`` fails."""
+    """Return the one-line error with which ``source`` fails."""
     with pytest.raises(SourceFailed) as failure:
         await messages(source)
     text = str(failure.value)
@@ -197,7 +197,7 @@ async def refusal(source: Source) -> str:
 
 
 async def test_path_that_does_not_exist_is_reported(spark: SparkSession) -> None:
-    """The line names the path, without a stack."""
+    """The error names the path, without a stack trace."""
     source = DataFrameSource(lambda: read_frame(spark, format="json", path="/no/such"))
     assert await refusal(source) == (
         "extract: path does not exist: file:/no/such (PATH_NOT_FOUND)"
@@ -205,19 +205,19 @@ async def test_path_that_does_not_exist_is_reported(spark: SparkSession) -> None
 
 
 async def test_column_that_does_not_exist_is_reported(spark: SparkSession) -> None:
-    """The line names the column and Spark's suggestion."""
+    """The error names the column and has Spark's suggestion."""
     text = await refusal(DataFrameSource(spark.range(1), message="upper(idd)"))
     assert "`idd` cannot be resolved. Did you mean one of the following? [`id`]" in text
 
 
 async def test_format_that_does_not_exist_is_reported(spark: SparkSession) -> None:
-    """The line names the format."""
+    """The error names the format."""
     source = DataFrameSource(lambda: read_frame(spark, format="nofmt", path="/"))
     assert "failed to find the data source: nofmt" in await refusal(source)
 
 
 async def test_unreadable_file_is_reported(spark: SparkSession, tmp_path: Path) -> None:
-    """The line names the file."""
+    """The error names the file."""
     path = str(tmp_path / "x.parquet")
     text = await refusal(DataFrameSource(broken(spark, path)))
     assert path in text
@@ -225,7 +225,7 @@ async def test_unreadable_file_is_reported(spark: SparkSession, tmp_path: Path) 
 
 
 async def test_syntax_error_is_reported(spark: SparkSession) -> None:
-    """An expression that Spark can't parse is reported as such."""
+    """So is an expression that can't be resolved."""
     text = await refusal(DataFrameSource(spark.range(1), message="to_json(struct(*)"))
     assert text == (
         "extract: message 'to_json(struct(*)': syntax error at or near end of input"
@@ -236,7 +236,7 @@ async def test_syntax_error_is_reported(spark: SparkSession) -> None:
 
 
 async def test_error_at_run_time_is_reported(spark: SparkSession) -> None:
-    """What goes wrong in a task is one line, too."""
+    """An error in a task is reported in one line, too."""
     source = DataFrameSource(spark.range(9), message="upper(raise_error('no ' || id))")
     text = await refusal(source)
     assert re.search(r"no \d \(USER_RAISED_EXCEPTION\)$", text), text
@@ -244,7 +244,7 @@ async def test_error_at_run_time_is_reported(spark: SparkSession) -> None:
 
 @pytest.mark.any_client
 async def test_number_is_no_message(spark: SparkSession) -> None:
-    """An expression of another type is refused with the remedy."""
+    """An expression of another type is refused, with the remedy."""
     text = await refusal(DataFrameSource(spark.range(1), message="id + 1"))
     assert text == (
         "extract: message 'id + 1' is bigint, expected string or binary: "
@@ -255,7 +255,7 @@ async def test_number_is_no_message(spark: SparkSession) -> None:
 @pytest.mark.usefixtures("way")
 @pytest.mark.any_client
 async def test_null_message_is_refused(spark: SparkSession) -> None:
-    """A null is no message: the line counts them and shows what to do."""
+    """The error counts the nulls and has the remedy."""
     frame = spark.range(0, 100, 1, 4).selectExpr(
         "if(id between 60 and 62, null, 'x') m"
     )
@@ -266,7 +266,7 @@ async def test_null_message_is_refused(spark: SparkSession) -> None:
 
 @pytest.mark.any_client
 async def test_null_message_names_the_partition(spark: SparkSession) -> None:
-    """With the spool, the whole frame is known when nulls are refused."""
+    """With a spool the whole frame is known when nulls are refused."""
     frame = spark.range(0, 100, 1, 4).selectExpr(
         "if(id between 60 and 62, null, 'x') m"
     )
@@ -278,12 +278,12 @@ async def test_null_message_names_the_partition(spark: SparkSession) -> None:
 
 
 def test_frame_may_be_cancelled_anywhere(spark: SparkSession) -> None:
-    """No point of a DataFrame is better than another to go on from."""
+    """A DataFrame has no points that are better to resume from than others."""
     assert not DataFrameSource(spark.range(1)).drain()
 
 
 async def test_spool_is_removed(spark: SparkSession, tmp_path: Path) -> None:
-    """While it is read the spool is private; after that it is gone."""
+    """While it is read, the spool is private; then it is gone."""
     source = DataFrameSource(spark.range(10), spool_dir=tmp_path)
     async for _ in source.runs():
         (spool,) = content(tmp_path)
@@ -294,7 +294,7 @@ async def test_spool_is_removed(spark: SparkSession, tmp_path: Path) -> None:
 async def test_spool_is_removed_when_reading_stops_early(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """A generator that is closed, and then the source, leave nothing."""
+    """Closing the generator, and then the source, leaves nothing."""
     source = DataFrameSource(spark.range(10), spool_dir=tmp_path, run_messages=2)
     runs = source.runs()
     await anext(runs)
@@ -306,7 +306,7 @@ async def test_spool_is_removed_when_reading_stops_early(
 
 
 async def test_spool_that_can_not_be_made_is_reported(spark: SparkSession) -> None:
-    """The line names the directory."""
+    """The error names the directory."""
     source = DataFrameSource(spark.range(1), spool_dir=Path("/no/such"))
     assert "no such file or directory: '/no/such" in (await refusal(source)).lower()
 
@@ -329,7 +329,7 @@ async def test_cancelled_extraction_stops_its_job(
 @pytest.mark.usefixtures("way")
 @pytest.mark.any_client
 async def test_messages_may_have_keys(spark: SparkSession) -> None:
-    """Spark's hash of an expression, beside each message, through runs of any size."""
+    """Keys are Spark's hash of an expression, whatever the size of runs."""
     frame = spark.range(0, 1000, 1, 3).selectExpr("id", "id % 7 as k")
     source = DataFrameSource(
         frame, message="cast(id as string)", key="concat('k', k)", run_messages=64
@@ -350,7 +350,7 @@ async def test_messages_may_have_keys(spark: SparkSession) -> None:
 
 @pytest.mark.any_client
 async def test_messages_have_no_keys_unless_wanted(spark: SparkSession) -> None:
-    """They stay in Arrow, without a Python object for each."""
+    """They stay in Arrow, without a Python object for each message."""
     source = DataFrameSource(spark.range(3), message="cast(id as string)")
     runs: list[object] = [run async for run in source.runs()]
     assert all(isinstance(run, Column) for run in runs)
@@ -358,7 +358,7 @@ async def test_messages_have_no_keys_unless_wanted(spark: SparkSession) -> None:
 
 @pytest.mark.any_client
 async def test_null_is_a_key(spark: SparkSession) -> None:
-    """As good as any other."""
+    """It is hashed like any other key."""
     frame = spark.range(2).selectExpr("cast(null as string) as k", "'m' as m")
     source = DataFrameSource(frame, message="m", key="k")
     keys = [
@@ -373,7 +373,7 @@ async def test_null_is_a_key(spark: SparkSession) -> None:
 
 
 async def test_key_that_is_no_expression(spark: SparkSession) -> None:
-    """It is reported as for a message."""
+    """It is reported as for the message expression."""
     source = DataFrameSource(spark.range(2), message="'m'", key="nope")
     with pytest.raises(SourceFailed, match="nope"):
         await messages(source)
@@ -382,7 +382,7 @@ async def test_key_that_is_no_expression(spark: SparkSession) -> None:
 async def test_spool_without_room(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before the job or in it: the error names the folder, and what to set."""
+    """The error names the folder and the settings to change."""
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -406,7 +406,7 @@ EPOCHS = Epochs("ab12", 0, once=True, check=lambda: None, start=1)
 
 @pytest.fixture
 def kept(tmp_path: Path) -> Path:
-    """Keep a spool of two parts, the last of three runs; return the file of that."""
+    """Keep a spool of two parts; return the file of the last, which has three runs."""
     spool = KeptSpool(tmp_path, tmp_path, EPOCHS)
     aside, parts = spool.make(), []
     for part, runs in enumerate((0, 3)):
@@ -419,7 +419,7 @@ def kept(tmp_path: Path) -> Path:
 
 
 async def read_on(state: Path, *at: int) -> int:
-    """Return how many messages come from a kept spool, from a position on."""
+    """Return the number of messages in a kept spool after a position."""
     source = DataFrameSource(unread, state=state, of="ids")
     source.begin(EPOCHS)
     if at:
@@ -428,12 +428,12 @@ async def read_on(state: Path, *at: int) -> int:
 
 
 def unread() -> DataFrame:
-    """Stand for a frame that is not read."""
+    """Stand in for a frame that must not be read."""
     raise AssertionError("unreachable: it is in the spool")
 
 
 async def test_kept_spool_that_is_too_short(tmp_path: Path, kept: Path) -> None:
-    """Wherever it was cut off, it is not taken for whole (issue 14)."""
+    """Wherever it was cut off, it is not taken for complete (issue 14)."""
     assert await read_on(tmp_path) == 6
     size = kept.stat().st_size  # noqa: ASYNC240
     for left, messages in (size - 1, 4), (2 * size // 3, 4), (size // 3, 2), (0, 0):
@@ -454,7 +454,7 @@ async def test_kept_spool_that_is_too_short(tmp_path: Path, kept: Path) -> None:
 async def test_position_outside_of_the_spool(
     tmp_path: Path, kept: Path, at: list[int], found: str
 ) -> None:
-    """What it would skip was never loaded (issue 14)."""
+    """Messages that it would skip were never loaded (issue 14)."""
     assert await read_on(tmp_path, 1, 3) == 0
     where = f"can't read on behind run {at[1]} of part {at[0]}, .* in {kept.parent} has"
     with pytest.raises(SourceFailed, match=f"{where} {found}.* etlstage state reset"):
@@ -464,7 +464,7 @@ async def test_position_outside_of_the_spool(
 async def test_spool_is_read_again_and_spark_reads_nothing(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """From a position on; it goes when all is loaded (issue 14)."""
+    """It is resumed from a position, and removed when all is loaded (issue 14)."""
     frame = spark.range(4).selectExpr("cast(id as string) as id").coalesce(1)
 
     def source(
@@ -494,7 +494,7 @@ async def test_spool_is_read_again_and_spark_reads_nothing(
 async def test_rows_are_numbered_any_number_of_times(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """In the order of the expression; the spool is read again, and then removed."""
+    """Always in the order of the expression; the spool is removed in the end."""
     frame = spark.range(0, 100, numPartitions=3).selectExpr("cast(99 - id as int) n")
     source = DataFrameSource(
         lambda: frame, sort="n % 50", message="cast(n as string)", run_messages=7
@@ -513,7 +513,7 @@ async def test_rows_are_numbered_any_number_of_times(
 async def test_frame_is_not_numbered_without_a_spool(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Read again it might have another order; nor can it be sorted by what is not there."""
+    """Read again, its order might differ; and an unknown sort column is refused."""
     monkeypatch.setattr(source_module, "NONCE", "another")
     with pytest.raises(SourceFailed, match="it is read more than once, set spool to"):
         async for _ in DataFrameSource(spark.range(3)).numbered():

@@ -20,7 +20,7 @@ Program = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def cut(lengths: list[int], messages: int, size: int) -> list[list[int]]:
-    """Return the lengths of the messages in each piece."""
+    """Return the lengths of the messages in each piece of a batch."""
     batch = pa.record_batch({"m": pa.array([b"x" * n for n in lengths], pa.binary())})
     pieces = _cutting(messages, size)(batch)
     return [[len(item) for item in piece.column(0).to_pylist()] for piece in pieces]
@@ -38,7 +38,7 @@ def cut(lengths: list[int], messages: int, size: int) -> list[list[int]]:
 def test_batch_is_cut_within_the_bounds(
     lengths: list[int], messages: int, size: int, pieces: list[list[int]]
 ) -> None:
-    """Pieces keep the order, and only a single message may pass the size."""
+    """Pieces keep the order, and only a single message may exceed the size."""
     assert cut(lengths, messages, size) == pieces
 
 
@@ -52,7 +52,7 @@ def test_packed_run_is_read_back() -> None:
 
 
 def test_full_disk_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The task knows that it is the disk; the driver is notified, too."""
+    """The task's error reaches the driver, with its errno."""
     context = Mock(partitionId=lambda: 0, taskAttemptId=lambda: 0)
     monkeypatch.setattr(pyspark.TaskContext, "get", lambda: context)
     (tmp_path / "nonce").write_text("n")
@@ -69,7 +69,7 @@ def test_full_disk_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_spool_is_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With its keys; what a disk has changed is named, and is no message (issue 14)."""
+    """With its keys; a block changed on disk is named and not passed on (issue 14)."""
     context = Mock(partitionId=lambda: 0, taskAttemptId=lambda: 0)
     monkeypatch.setattr(pyspark.TaskContext, "get", lambda: context)
     (tmp_path / "nonce").write_text("n")
@@ -94,7 +94,7 @@ def test_spool_is_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.process
 def test_executors_do_not_need_etlstage(program: Program) -> None:
-    """The functions travel by value: an executor without etlstage can load them."""
+    """The functions are pickled by value: executors need no etlstage to load them."""
     done = program(
         """
         import subprocess, sys
@@ -116,7 +116,7 @@ def test_executors_do_not_need_etlstage(program: Program) -> None:
 
 @pytest.mark.spark
 def test_retried_task_does_no_harm(retrying: Driver) -> None:
-    """A task that fails after it has written is run again, and counts once."""
+    """A task that fails after it has written is repeated, and counts once."""
     same = retrying.run(
         """
         import anyio

@@ -1,4 +1,4 @@
-"""Epochs in a table: SQLite, and a PostgreSQL that is started here."""
+"""Epochs in a table: of SQLite, and of a PostgreSQL that is started here."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Database: TypeAlias = SQLite | PostgreSQL
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[PostgreSQL]:
-    """Give a server to all tests of the file."""
+    """Give all tests of the file one server."""
     drivers()
     with postgresql() as server:
         yield server
@@ -45,14 +45,14 @@ def server() -> Iterator[PostgreSQL]:
 
 @pytest.fixture
 def postgres(server: PostgreSQL) -> PostgreSQL:
-    """Give it, empty."""
+    """Give the server with an empty schema."""
     server.ask("drop schema public cascade; create schema public")
     return server
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def base(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
-    """Give a database, empty; one of each kind."""
+    """Give an empty database of each kind."""
     if request.param == "sqlite":
         return SQLite(tmp_path / "base.db")
     found: PostgreSQL = request.getfixturevalue("postgres")
@@ -60,7 +60,7 @@ def base(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
 
 
 def known(done: int = 0, *, start: int = 1) -> Epochs:
-    """Return what a sink is given of a load."""
+    """Return the epochs that a sink is given for a load."""
     return Epochs("ab12", done, once=True, check=lambda: None, start=start)
 
 
@@ -81,7 +81,7 @@ def sink_into(
 
 
 class Numbers(Source):
-    """Gives numbers, never with the same text twice, and a position behind each."""
+    """Yields numbers with a position after each; a second read has other texts."""
 
     def __init__(self, count: int) -> None:
         super().__init__("extract")
@@ -89,7 +89,7 @@ class Numbers(Source):
         self._from = 0
 
     def resume(self, position: object) -> None:
-        """Begin behind a position."""
+        """Begin after a position."""
         assert isinstance(position, int)
         self._from = position
 
@@ -101,7 +101,7 @@ class Numbers(Source):
 
 
 class Died(Exception):
-    """Where a step was reached."""
+    """Raised where a step was reached."""
 
 
 async def run(
@@ -111,7 +111,7 @@ async def run(
     when: tuple[str, int] | None,
     **options: str,
 ) -> Report:
-    """Load numbers; the run breaks off at a step of an epoch."""
+    """Load numbers; if ``when`` is given, fail at that step of that epoch."""
     delivery = Delivery(state, exactly_once=True, bounds=Bounds(messages=2))
     if when is not None:
 
@@ -137,9 +137,9 @@ def numbers(base: Database) -> list[int]:
 async def test_run_that_breaks_off_loads_each_row_once(
     spark: SparkSession, base: Database, tmp_path: Path
 ) -> None:
-    """At whatever step of a commit, that of the last epoch too (issue 14)."""
+    """At whatever step of a commit, including that of the last epoch (issue 14)."""
     state = tmp_path / "state"
-    # The first four in one epoch; what was committed is never loaded again.
+    # The first four concern one epoch; committed rows are never loaded again.
     for step, epoch in (*zip(STEPS[:4], (1, 1, 1, 2), strict=True), ("recorded", 2)):
         report = await run(spark, base, state, (step, epoch))
         assert isinstance(report.error, Died), (step, report.error)
@@ -165,7 +165,7 @@ async def commit(sink: DataFrameSink, *messages: bytes) -> None:
 async def test_run_that_was_taken_over_commits_nothing(
     spark: SparkSession, base: Database
 ) -> None:
-    """The database knows of it, whatever the state directory holds (issue 14)."""
+    """The database records it, whatever is in the state directory (issue 14)."""
     old, new = sink_into(spark, base), sink_into(spark, base)
     old.begin(known())
     async with old:
@@ -185,7 +185,7 @@ async def test_run_that_was_taken_over_commits_nothing(
 async def test_first_epoch_replaces_and_the_others_add(
     spark: SparkSession, base: Database
 ) -> None:
-    """In a table with columns of its own, in their own order (issue 14)."""
+    """In an existing table that has more columns, in another order (issue 14)."""
     base.ask('create table rows (more integer default 7, "we ird" text, id integer)')
     base.ask("insert into rows (id) values (1)")
     schema = "ID long, `we ird` string"
@@ -202,7 +202,7 @@ async def test_first_epoch_replaces_and_the_others_add(
 async def test_table_is_made_at_least_once_too(
     spark: SparkSession, base: Database
 ) -> None:
-    """Also where Spark does not see that it is not there (issue 14)."""
+    """Even where Spark does not notice that it is missing (issue 14)."""
     async with sink_into(spark, base, mode="error") as sink:
         for message in b"1", b"2":
             await sink.write([message])
@@ -216,7 +216,7 @@ async def test_table_is_made_at_least_once_too(
 
 
 def test_options_of_the_driver_stay_as_they_are() -> None:
-    """It may distinguish large letters from small ones, and Spark does not (issue 14)."""
+    """A driver may distinguish upper and lower case, unlike Spark (issue 14)."""
     options = {"url": "u", "ApplicationName": "etl", "dbTable": "mine.rows"}
     assert EpochTable(options, known()).staging == {
         "url": "u",
@@ -228,7 +228,7 @@ def test_options_of_the_driver_stay_as_they_are() -> None:
 async def test_rows_of_a_task_that_ran_twice_are_refused(
     spark: SparkSession, base: Database
 ) -> None:
-    """They are counted, and the transaction is undone (issue 14)."""
+    """The staged rows are counted, and the transaction is rolled back (issue 14)."""
     sink = sink_into(spark, base)
     sink.begin(known())
     async with sink:
@@ -245,7 +245,7 @@ async def test_rows_of_a_task_that_ran_twice_are_refused(
 async def test_what_stands_against_a_table_is_reported_first(
     spark: SparkSession, base: Database
 ) -> None:
-    """Before a row is written; and it can go on when that is gone (issue 14)."""
+    """Before a row is written; with the problem solved, the load works (issue 14)."""
 
     async def told(mode: str = "append", **settings: str) -> str:
         sink = sink_into(spark, base, mode=mode, **settings)
@@ -282,7 +282,7 @@ async def test_what_stands_against_a_table_is_reported_first(
 async def test_it_shows_what_a_start_waits_for(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """First for Spark, and nothing is written yet (issue 27)."""
+    """First for Spark, with nothing written yet (issue 27)."""
     sink = sink_into(spark, SQLite(tmp_path / "base.db"))
     sink.begin(known())
     shown = list[str]()
@@ -303,7 +303,7 @@ async def test_it_shows_what_a_start_waits_for(
 async def test_server_that_goes_away_costs_nothing(
     spark: SparkSession, postgres: PostgreSQL, tmp_path: Path
 ) -> None:
-    """Nor does a permission; the run goes on when it is back (issue 14)."""
+    """Nor does a missing permission; the run continues once it is back (issue 14)."""
     state = tmp_path / "state"
     report = await run(spark, postgres, state, ("written", 2))
     assert isinstance(report.error, Died)
@@ -339,7 +339,7 @@ async def test_server_that_goes_away_costs_nothing(
 def test_run_on_executors_is_one_transaction(
     spark: SparkSession, base: Database, tmp_path: Path
 ) -> None:
-    """Whatever step a start was interrupted at (issue 14)."""
+    """Whatever step an earlier start was interrupted at (issue 14)."""
     (tmp_path / "in.txt").write_text("".join(f"{n} row\n" for n in range(50)))
     options = ", ".join(f"{name}: '{said}'" for name, said in base.options.items())
     file = tmp_path / "pipeline.yaml"
@@ -356,7 +356,7 @@ def test_run_on_executors_is_one_transaction(
         if reached == step:
             raise Died(step)
 
-    for step in (*STEPS[:4], ""):  # behind the last another run would begin
+    for step in (*STEPS[:4], ""):  # after the last, another run would begin
         runner = pipeline_from_yaml(file, spark=spark)
         assert runner._delivery is not None
         runner._delivery.at = at
@@ -385,7 +385,7 @@ worker.transform(answer)
 def test_batch_of_a_stream_is_one_transaction(
     spark: SparkSession, base: Database, tmp_path: Path
 ) -> None:
-    """Whatever step a start was interrupted at; the first replaces what is there (issue 14)."""
+    """Wherever starts are interrupted; the first batch replaces old rows (issue 14)."""
     (tmp_path / "in").mkdir()
     for name, first in ("a", 0), ("b", 5):
         text = "".join(f"{n}\n" for n in range(first, first + 5))
@@ -448,7 +448,7 @@ worker.transform(answer)
 def test_retry_that_was_killed_is_known_to_the_database(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """Its letters are loaded once, and have passed (issue 14)."""
+    """Its letters are loaded once, and count as passed (issue 14)."""
     base = SQLite(tmp_path / "base.db")
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.txt").write_text("a\nb\nc\n")
@@ -485,7 +485,7 @@ def test_retry_that_was_killed_is_known_to_the_database(
 async def test_load_does_not_go_on_in_another_database(
     spark: SparkSession, base: Database
 ) -> None:
-    """Its epochs so far would not be there (issue 14)."""
+    """The other database lacks its epochs so far (issue 14)."""
     sink = sink_into(spark, base)
     sink.begin(known(done=0))
     assert await sink.noted() is None

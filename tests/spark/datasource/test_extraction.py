@@ -1,4 +1,4 @@
-"""What a task of a read runs, without Spark."""
+"""The code that a task of a read runs, without Spark."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.process
 
 
 def test_replies_that_are_doubtful_fail_the_task() -> None:
-    """What was read may be of other offsets, and it showed too late (issue 10)."""
+    """The rows may belong to other offsets, which was noticed too late (issue 10)."""
     stage = Stage(
         name="e",
         kind=StageKind.EXTRACT,

@@ -20,14 +20,14 @@ RUN = {"command": "./run"}
 
 
 def refusal(**options: str) -> str:
-    """Return why options of a read are refused."""
+    """Return the error for options of a read."""
     with pytest.raises(ConfigError) as raised:
         reading({name.replace("__", "."): text for name, text in options.items()})
     return str(raised.value)
 
 
 def test_command_is_words_or_a_list() -> None:
-    """No shell runs; python is the interpreter that runs us."""
+    """There is no shell; ``python`` is the interpreter that runs us."""
     found = reading({"command": "python 'a b.py' -x"}).stage.program.command
     assert found == (sys.executable, "a b.py", "-x")
     found = reading({"command": '["./run", "a  b", "$HOME"]'}).stage.program.command
@@ -35,7 +35,7 @@ def test_command_is_words_or_a_list() -> None:
 
 
 def test_options_of_a_read_have_the_words_of_the_file() -> None:
-    """All of them, at least once."""
+    """Each option of a read is used here at least once."""
     made = reading(
         {
             "command": "./run",
@@ -88,7 +88,7 @@ def test_options_of_a_read_have_the_words_of_the_file() -> None:
 
 
 def test_offsets_are_asked_for_by_default_at_the_end_alone() -> None:
-    """A number is known; a word asks the worker."""
+    """By default the worker is asked for the end only; ``initial`` asks for a start."""
     made = reading(RUN | {"mode": "cyclic"})
     assert made.offsets is not None
     assert (made.offsets.start, made.offsets.end) == (0, "latest")
@@ -98,7 +98,7 @@ def test_offsets_are_asked_for_by_default_at_the_end_alone() -> None:
 
 
 def test_dialect_by_its_name_or_with_its_settings() -> None:
-    """What it knows is an object; the default one's own stay options (issue 23)."""
+    """A dialect's settings are an object; the default's are options (issue 23)."""
     assert writing(RUN | {"dialect": "cocaine"}).stage.dialect == CocaineDialect()
     many = {"dialect": '{"name": "cocaine", "concurrency": 3}'}
     made = reading(RUN | many | {"step": "5", "end": "9"})
@@ -123,13 +123,13 @@ def test_dialect_by_its_name_or_with_its_settings() -> None:
     ],
 )
 def test_dialect_that_is_refused(options: dict[str, str], text: str) -> None:
-    """In words that name the option."""
+    """The error names the option."""
     with pytest.raises(ConfigError, match=re.escape(text)):
         writing(RUN | options)
 
 
 def test_options_of_a_write() -> None:
-    """A batch is asked for by any of its options; Spark's own are no concern."""
+    """Any batch option selects a batch mode; Spark's own options are ignored."""
     made = writing(RUN | {"checkpointlocation": "c", "queryname": "q"})
     assert made.stage.dialect == MarkerDialect()
     assert made.stage.on_error.retries == 2
@@ -145,7 +145,7 @@ def test_options_of_a_write() -> None:
 
 
 def test_settings_of_a_stage_are_options() -> None:
-    """But for what Spark decides: its tasks are the workers, in order (issue 10)."""
+    """Except those that Spark decides: its tasks are the workers (issue 10)."""
     with pytest.raises(ConfigError) as raised:
         writing(RUN | {"qqq": ""})
     options = str(raised.value).partition("expected one of ")[2].split(", ")
@@ -169,12 +169,12 @@ def test_settings_of_a_stage_are_options() -> None:
 
 
 def test_worker_that_stages_is_not_replaced() -> None:
-    """What was torn off is thrown away with all of its attempt."""
+    """An interrupted worker's files are discarded with its whole attempt."""
     made = writing(RUN | {"path": "file:///out"})
     assert (made.stage.restart.policy, made.path) == ("temporary", Path("/out"))
     assert writing(RUN | {"path": "out"}).path == Path.cwd() / "out"
     assert writing(RUN | {"commit": "c"}).stage.restart.policy == "temporary"
-    # One that was only cancelled, in a dialect that can, goes to no one else, either.
+    # A message that was only cancelled, in a dialect that can, is not retried, either.
     assert made.stage.on_error.retries == 0
     assert writing(RUN).stage.restart.policy == "permanent"
     again = {"on_error.retries": "1", "restart.max": "1", "recycle.max_age": "1h"}
@@ -219,19 +219,19 @@ def test_worker_that_stages_is_not_replaced() -> None:
     ],
 )
 def test_wrong_option_is_reported(options: dict[str, str], why: str) -> None:
-    """What was found, what was expected, and what may have been meant."""
+    """The error has the value, what was expected, and a suggestion."""
     assert why in refusal(**({"command": "./run"} | options))
 
 
 def test_all_that_is_wrong_is_reported_at_once() -> None:
-    """On one line: Spark shows the last line of an error in Python."""
+    """On one line, as Spark shows only the last line of an error in Python."""
     text = refusal(comand="x", step="no")
     assert "(did you mean 'command'?); option step: expected a whole" in text
     assert "format etlstage: option command is missing" in refusal()
 
 
 def test_wrong_option_of_a_write_is_reported() -> None:
-    """Two ways to make it final are one too many; a path is a folder."""
+    """Such as two ways of committing, or a path that is no local folder."""
     with pytest.raises(ConfigError, match="path can't be used together with commit"):
         writing(RUN | {"path": "x", "commit": "y"})
     with pytest.raises(ConfigError, match="expected a folder that all executors see"):
@@ -241,7 +241,7 @@ def test_wrong_option_of_a_write_is_reported() -> None:
 
 
 def test_manual_has_each_option_in_its_table() -> None:
-    """Of a read, of a write, or of both (issue 11)."""
+    """In that of reads, of writes, or of both (issue 11)."""
     page = Path(etlstage.__file__).parent / "docs" / "how-to" / "data-source.md"
     tables = re.findall(
         r"^\| option of .*\n\| -.*\n((?:\|.*\n)+)", page.read_text(), re.MULTILINE
@@ -253,7 +253,7 @@ def test_manual_has_each_option_in_its_table() -> None:
 
 
 def options_in(table: str) -> set[str]:
-    """Return the names in the first column, those of "the others of" included."""
+    """Return the names in the first column, including "the others of" groups."""
     found = set[str]()
     for row in table.splitlines():
         names, _, groups = row.split("|")[1].partition("the others of")

@@ -62,12 +62,12 @@ worker.load(f)
 
 
 def command(program: str, *arguments: object) -> str:
-    """Return the option for a worker that is ``program``."""
+    """Return the command option for a worker that is ``program``."""
     return json.dumps([sys.executable, "-c", program, *map(str, arguments)])
 
 
 def write(frame: DataFrame, **options: object) -> DataFrameWriter:
-    """Return what writes ``frame``."""
+    """Return a writer of ``frame``."""
     register(frame.sparkSession)
     writer = frame.write.format("etlstage").mode("append")
     for name, value in options.items():
@@ -76,21 +76,21 @@ def write(frame: DataFrame, **options: object) -> DataFrameWriter:
 
 
 def texts(spark: SparkSession, *rows: str, partitions: int = 2) -> DataFrame:
-    """Return a DataFrame with a column of texts, in partitions of equal size."""
+    """Return a DataFrame with a text column, in partitions of about equal size."""
     array = f"array({', '.join(map(repr, rows))})"
     frame = spark.range(0, len(rows), 1, partitions)
     return frame.selectExpr(f"element_at({array}, int(id) + 1) as t")
 
 
 def failure(job: Callable[[], object]) -> str:
-    """Return why something can't be done."""
+    """Return the explained error of a job."""
     with pytest.raises(Exception) as raised:  # noqa: PT011 - its text is the point
         job()
     return explain(raised.value)
 
 
 def files(path: Path) -> list[str]:
-    """Return all files under ``path``, without what is different each time."""
+    """Return the names of all files under ``path``, without their random parts."""
     found = (file for file in path.rglob("*") if file.is_file())
     return sorted("-".join(file.name.split("-")[2:]) for file in found)
 
@@ -108,7 +108,7 @@ def lines(path: Path) -> list[str]:
 def test_files_of_all_partitions_are_in_place_after_the_commit(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """One for each, under a name that no other write has; nothing else is left."""
+    """One per partition, with a name that is unique to the write, and nothing else."""
     frame = texts(spark, "a", "b", "c", "d")
     for _ in range(2):
         write(frame, command=command(STAGED, tmp_path / "k")).save(str(tmp_path / "o"))
@@ -118,7 +118,7 @@ def test_files_of_all_partitions_are_in_place_after_the_commit(
 
 
 def test_rows_become_messages(spark: SparkSession, tmp_path: Path) -> None:
-    """JSON for many columns, bytes as they are; batches and folders if asked for."""
+    """JSON for several columns, else bytes; with batches and folders on request."""
     program = """
 import os, sys
 from etlstage import worker
@@ -140,7 +140,7 @@ worker.load_batch(lambda batch: out.write(b"%d|" % len(batch) + b"|".join(batch)
 
 
 def test_write_that_fails_leaves_nothing(spark: SparkSession, tmp_path: Path) -> None:
-    """Neither of the partition that was refused, nor of the one that was not."""
+    """Neither of the failed partition, nor of the other."""
     frame = texts(spark, "a", "b", "c", "refuse")
     writer = write(frame, command=command(STAGED, tmp_path / "k"))
     with pytest.raises(Exception, match="exited with status 7") as raised:
@@ -153,7 +153,7 @@ def test_write_that_fails_leaves_nothing(spark: SparkSession, tmp_path: Path) ->
 def test_batch_that_is_tried_again_fails_its_attempt(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """The worker may have kept some of it before it rejected it (issue 23)."""
+    """The worker may have kept part of it before the rejection (issue 23)."""
     program = """
 import os, sys
 from etlstage import worker
@@ -174,8 +174,8 @@ worker.load_batch(load)
 
 @pytest.mark.any_client
 def test_worker_must_end_well_too(spark: SparkSession, tmp_path: Path) -> None:
-    """Its files may be incomplete if it does not, though it has answered."""
-    # One task: of two, Spark does not wait for the other when it gives the write up.
+    """Otherwise its files may be incomplete, although it has replied."""
+    # A single task: Spark does not wait for a second when it gives the write up.
     frame = texts(spark, "a", partitions=1)
     writer = write(frame, command=command(STAGED, tmp_path / "k", 5))
     text = failure(lambda: writer.save(str(tmp_path / "o")))
@@ -185,7 +185,7 @@ def test_worker_must_end_well_too(spark: SparkSession, tmp_path: Path) -> None:
 
 @pytest.mark.any_client
 def test_null_is_no_message(spark: SparkSession, tmp_path: Path) -> None:
-    """It is not taken for nothing."""
+    """It is not taken for an empty message."""
     frame = spark.createDataFrame([("a",), (None,)], "t string").coalesce(1)
     writer = write(frame, command=command(STAGED, tmp_path / "k"))
     text = failure(lambda: writer.save(str(tmp_path / "o")))
@@ -196,7 +196,7 @@ def test_null_is_no_message(spark: SparkSession, tmp_path: Path) -> None:
 def test_programs_make_a_write_final_or_undo_it(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """They are given each attempt that counts, and of a failed one its partition."""
+    """They get each attempt that counts; of a failed one, the partition."""
     told = tmp_path / "told"
     options = {
         "command": command(TABLE, tmp_path),
@@ -217,7 +217,7 @@ def test_programs_make_a_write_final_or_undo_it(
     undone = [json.loads(s) for s in (tmp_path / "undone").read_text().splitlines()]
     assert [one["partition"] for one in undone] == [0, 1, 2]
     assert (undone[2]["attempt"], undone[2]["messages"]) == (None, None)
-    # One of the others was over before the third had a core; perhaps not both.
+    # One of the others had ended before the third got a core; perhaps both had.
     over = [one for one in undone if one["attempt"] is not None]
     assert over
     for one in over:
@@ -229,7 +229,7 @@ def test_programs_make_a_write_final_or_undo_it(
 def test_commit_that_fails_undoes_the_write(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """The error shows that it was about the attempts."""
+    """The error names the list of attempts as its input."""
     options = {
         "command": command(TABLE, tmp_path),
         "commit": '["false"]',
@@ -242,7 +242,7 @@ def test_commit_that_fails_undoes_the_write(
 
 
 def test_write_that_makes_no_sense_is_refused(spark: SparkSession) -> None:
-    """Before a task runs."""
+    """It is refused before a task runs."""
     frame = spark.range(1).selectExpr("id", "interval 1 day as i")
     text = failure(write(frame, command="x").save)
     assert "column 'i' has interval day, which can't be written as JSON" in text
@@ -255,7 +255,7 @@ def test_write_that_makes_no_sense_is_refused(spark: SparkSession) -> None:
 def test_attempt_that_is_killed_leaves_no_row_behind(
     retrying: Driver, tmp_path: Path
 ) -> None:
-    """The second attempt begins anew, and it alone is committed."""
+    """The second attempt begins again, and only that is committed."""
     worker = command(STAGED, tmp_path / "killed")
     retrying.run(
         f"""
@@ -275,7 +275,7 @@ def test_attempt_that_is_killed_leaves_no_row_behind(
 
 
 def drain(spark: SparkSession, place: Path, **options: object) -> None:
-    """Pass on what files there are, each a batch, from a folder of text files."""
+    """Write the files of a folder of texts, each as a batch."""
     register(spark)
     frame = spark.readStream.format("text").option("maxFilesPerTrigger", 1)
     writer = frame.load(str(place / "in")).writeStream.format("etlstage")
@@ -288,7 +288,7 @@ def drain(spark: SparkSession, place: Path, **options: object) -> None:
 
 
 def test_stream_is_loaded_batch_by_batch(spark: SparkSession, tmp_path: Path) -> None:
-    """A batch that failed comes again when the query does, and is loaded once."""
+    """A batch that failed is repeated with the query, and is loaded once."""
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "1").write_text("a\nb\n")
     options = {"command": command(STAGED, tmp_path / "k"), "path": tmp_path / "o"}
@@ -306,7 +306,7 @@ def test_stream_is_loaded_batch_by_batch(spark: SparkSession, tmp_path: Path) ->
 def test_batch_that_is_committed_twice_is_loaded_once(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """As after a crash between our commit and Spark's note of it."""
+    """As after a crash between our commit and Spark's record of it."""
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "1").write_text("a\nb\n")
     told = tmp_path / "told"
@@ -328,7 +328,7 @@ def test_batch_that_is_committed_twice_is_loaded_once(
 def test_checkpoint_is_durable_when_its_batch_is_committed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
 ) -> None:
-    """Else Spark would plan the batch with other rows, which are taken for loaded."""
+    """Otherwise Spark might plan other rows for a batch that counts as loaded."""
     disk, lost = Disk(), list[list[str]]()
     checkpoint = tmp_path / "queries" / "checkpoint"
     (checkpoint / "offsets").mkdir(parents=True)
@@ -360,7 +360,7 @@ def batch(path: Path, number: int = 7) -> Staged:
 
 
 def stage(staged: Staged, attempt: str, name: str) -> None:
-    """Leave a file, as the worker of an attempt does."""
+    """Write a file as the worker of an attempt does."""
     staged.begin()
     with staged.attempt(attempt) as folder:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -373,14 +373,14 @@ def parts(path: Path) -> list[str]:
 
 
 class Died(Exception):
-    """Stands for the end of the driver."""
+    """Stand-in for the end of the driver."""
 
 
 @pytest.mark.parametrize("step", ["rename", "store", "move"])
 def test_commit_that_was_torn_is_done_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    """Wherever it was torn, the files of one attempt are there, and once."""
+    """Wherever it was interrupted, the files of one attempt are there, once."""
     stage(batch(tmp_path, 6), "0-0", "before")
     batch(tmp_path, 6).commit_once([(0, "0-0")])
     torn = batch(tmp_path)
@@ -392,7 +392,7 @@ def test_commit_that_was_torn_is_done_again(
             raise Died
 
         if step == "rename":
-            # One of the two files has been moved by then.
+            # By then, one of the two files has been moved.
             rename, left = Path.rename, [0]
 
             def renamed(self: Path, target: Path) -> Path:
@@ -425,7 +425,7 @@ def test_commit_that_was_torn_is_done_again(
 
 
 def test_attempts_that_do_not_count_are_removed(tmp_path: Path) -> None:
-    """Those of executors that were lost, and of speculation."""
+    """They come from lost executors and from speculation."""
     staged = batch(tmp_path)
     for attempt in ("0-0-a", "0-1-b", "1-0-c"):
         stage(staged, attempt, attempt)
@@ -437,7 +437,7 @@ def test_attempts_that_do_not_count_are_removed(tmp_path: Path) -> None:
 def test_attempts_that_run_when_a_write_is_undone_leave_nothing(
     tmp_path: Path,
 ) -> None:
-    """Spark does not wait for them: whether they fail or end well behind it."""
+    """Spark does not wait for them, whether they fail or succeed later."""
     staged = batch(tmp_path)
     staged.begin()
     with staged.attempt("0-0") as folder, (folder / "rows").open("w") as rows:
@@ -451,7 +451,7 @@ def test_attempts_that_run_when_a_write_is_undone_leave_nothing(
 
 
 def test_what_is_committed_is_durable(tmp_path: Path, synced: list[Path]) -> None:
-    """Files, names and folders, before it is recorded that they are (issue 14)."""
+    """Files, names and folders are synced before the commit is recorded (issue 14)."""
     out = tmp_path / "new" / "out"
     staged = batch(out)
     stage(staged, "0-1", "day/rows")
@@ -467,7 +467,7 @@ def test_what_is_committed_is_durable(tmp_path: Path, synced: list[Path]) -> Non
 
 
 def test_batch_that_is_aborted_leaves_nothing(tmp_path: Path) -> None:
-    """But what is recorded stays, and is moved if it was not."""
+    """But a recorded batch stays, and is moved into place if it was not."""
     staged = batch(tmp_path)
     stage(staged, "0-1", "old")
     staged.seal([(0, "0-1")])

@@ -1,4 +1,4 @@
-"""Engines make the same of one pipeline, whatever its ends, order, batches, dialects."""
+"""Engines agree on a pipeline's results, whatever its ends, orders and dialects."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from etlstage.pipeline.dead_letter.store import letter_files, read_letters
 
 pytestmark = [pytest.mark.spark, pytest.mark.classic, pytest.mark.slow]
 
-# What a message asks for is in it; the name of the stage is in what comes out.
+# A message has what is to be done with it; a result has the names of its stages.
 SINGLE = """\
 import json, sys
 from etlstage import worker
@@ -103,7 +103,7 @@ def stages(draw: st.DrawFn, name: str) -> dict[str, Any]:
 
 @st.composite
 def rows(draw: st.DrawFn) -> list[dict[str, Any]]:
-    """Draw what is read: each row shows what is to become of it."""
+    """Draw the input; each row has what is to be done with it."""
     asked = st.sampled_from(["one", "one", "one", "none", "two", "refuse", "reject"])
     made = draw(st.lists(st.tuples(st.integers(0, 3), asked), max_size=25))
     return [{"n": n, "key": k, "do": do, "by": ""} for n, (k, do) in enumerate(made)]
@@ -113,7 +113,7 @@ def rows(draw: st.DrawFn) -> list[dict[str, Any]]:
 def pipelines(draw: st.DrawFn) -> dict[str, Any]:
     """Draw a pipeline."""
     engine = draw(st.sampled_from(["local", "spark", "streaming"]))
-    # Spark on all engines; and on one other ends of rows, too.
+    # Ends with Spark work on all engines, ends without it only on the local one.
     end = st.sampled_from(["spark", "files"] if engine == "local" else ["spark"])
     line = [draw(stages(name)) for name in "ab"[: draw(st.integers(0, 2))]]
     extract: dict[str, Any] = {draw(end): {"path": "in", "format": "text"}}
@@ -138,14 +138,14 @@ def pipelines(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def batched(stage: dict[str, Any]) -> bool:
-    """Return whether one message that is refused is refused with others."""
+    """Return whether a refused message is refused together with others."""
     return "batch" in stage
 
 
 def expected(
     read: list[dict[str, Any]], pipeline: dict[str, Any]
 ) -> tuple[Counter[str], Counter[tuple[str, str]]]:
-    """Return what is loaded, and what is dead-lettered, by stage."""
+    """Return the messages to be loaded, and those to be dead-lettered by stage."""
     dead: Counter[tuple[str, str]] = Counter()
     messages = [json.dumps(row) for row in read]
     for stage in pipeline["transform"]:
@@ -167,7 +167,7 @@ def expected(
 
 
 def prepare(folder: Path, read: list[dict[str, Any]]) -> None:
-    """Write the workers and what they read; a file that ends in the middle of the rows."""
+    """Write the workers and their input, which is cut into two files."""
     folder.mkdir()
     for name, text in WORKERS.items():
         (folder / name).write_text(text)
@@ -195,13 +195,13 @@ def run(folder: Path, pipeline: dict[str, Any], spark: SparkSession) -> Report:
 
 
 def loaded(folder: Path) -> list[str]:
-    """Return what was loaded, file by file."""
+    """Return the loaded messages, file by file."""
     files = (folder / "out").glob("[!._]*")
     return [line for path in files for line in path.read_text().splitlines()]
 
 
 def dead_letters(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield what was dead-lettered, with the stage."""
+    """Yield the dead-lettered messages, each with its stage."""
     for path in letter_files(folder / "state"):
         for letter in read_letters(path):
             assert isinstance(letter, DeadLetter)
@@ -221,7 +221,7 @@ def test_engines_agree(
     read: list[dict[str, Any]],
     pipeline: dict[str, Any],
 ) -> None:
-    """What is loaded and dead-lettered is what its workers reply (issue 23)."""
+    """Each engine loads and dead-letters what the workers' replies imply (issue 23)."""
     if any(map(batched, pipeline["transform"])):
         read = [row | {"do": row["do"].replace("refuse", "one")} for row in read]
     event(f"{pipeline['engine']}, {len(pipeline['transform'])} stages")

@@ -1,4 +1,4 @@
-"""Engine ``spark`` on a cluster: executors that are processes, and can be killed."""
+"""Engine ``spark`` on a cluster, whose executors are processes that can be killed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def answer(message):
 
 worker.transform(answer)
 """
-"""Dies of one message, always, and hangs at a later one, once."""
+"""A worker that always exits on one message, and hangs on a later one, once."""
 FILE = """\
 name: p
 engine: spark
@@ -55,7 +55,7 @@ load:
 
 
 def running(path: Path, rows: int = 4000) -> str:
-    """Return source that runs a pipeline over numbered rows in two partitions."""
+    """Return code that runs a pipeline over numbered rows in two partitions."""
     return f"""
 import anyio
 from etlstage.pipeline import Pipeline
@@ -83,7 +83,7 @@ def loaded(cluster: Driver, path: Path, format: str = "text") -> list[str]:  # n
 
 
 def letters(folder: Path) -> list[tuple[int, bytes]]:
-    """Return place and message of what the run in ``folder`` has dead-lettered."""
+    """Return place and message of each dead letter of the run in ``folder``."""
     found = []
     for path in letter_files(folder / ".etlstage" / "p"):
         for letter in read_letters(path):
@@ -96,7 +96,7 @@ def letters(folder: Path) -> list[tuple[int, bytes]]:
 def test_killed_process_costs_and_doubles_nothing(
     cluster: Driver, tmp_path: Path, victim: str
 ) -> None:
-    """Rows, accounts and the letter that was written before are there once."""
+    """Rows and accounts are right, and the earlier letter is there once."""
     (tmp_path / "once.py").write_text(ONCE)
     (tmp_path / "p.yaml").write_text(FILE)
     (pids := tmp_path / "pids").mkdir()
@@ -168,12 +168,12 @@ def send_and_remove(self, spark, send=Shipment.send):
 
 Shipment.send = send_and_remove
 """
-"""Has the pipeline's folder removed when all that is in there has been sent."""
+"""Removes the pipeline's folder once all of its files have been sent."""
 
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write what ``SHIPPING`` names, the archive and what is in there, once."""
+    """Write the files that ``SHIPPING`` names, and the archive, once."""
     folder = tmp_path_factory.mktemp("programs")
     for name in ("bin", "tools/bin"):
         (folder / name).mkdir(parents=True)
@@ -189,7 +189,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_programs_go_to_the_executors(
     cluster: Driver, programs: Path, tmp_path: Path
 ) -> None:
-    """With a run that finds nothing where it was; on engine local they are there."""
+    """Engine spark ships them, and needs the folder no more; engine local does not."""
     made = {}
     for engine in ("local", "spark"):
         folder = tmp_path / engine
@@ -222,7 +222,7 @@ def test_programs_go_to_the_executors(
         (str(tmp_path / "local"), str(tmp_path / "local/bin/clean.py"))
     }
     assert not (tmp_path / "spark").exists()
-    # An executor each.
+    # One per executor.
     folders = {row[4] for row in shipped}
     assert len(folders) == 2
     assert not [folder for folder in folders if folder.startswith(str(tmp_path))]
@@ -231,7 +231,7 @@ def test_programs_go_to_the_executors(
 def test_programs_go_to_the_executors_of_a_stream(
     cluster: Driver, programs: Path, tmp_path: Path
 ) -> None:
-    """Whose batches have a session of their own."""
+    """The batches of a stream have a session of their own."""
     shutil.copytree(programs, tmp_path / "p")
     (tmp_path / "in").mkdir()
     for part in range(2):
@@ -253,7 +253,7 @@ def test_programs_go_to_the_executors_of_a_stream(
 
 
 def test_cluster_takes_a_file_again_as_it_was(cluster: Driver, tmp_path: Path) -> None:
-    """Of a file that has changed it would run the old one."""
+    """It would run the old content of a file that has changed, so that is an error."""
     program = tmp_path / "again.py"
     program.write_text("one")
     source = f"from etlstage.spark import ship; ship(spark, {str(program)!r})"

@@ -1,4 +1,4 @@
-"""Each row once, each letter once, on executors: whatever step a start was interrupted at."""
+"""Each row and letter once, on executors, wherever a start was interrupted."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ load:
 
 
 class Crash(Exception):
-    """Stands for the end of the process."""
+    """Stand-in for the end of the process."""
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def write(tmp_path: Path) -> Callable[..., Path]:
 
 
 async def run(path: Path, spark: SparkSession, crash: str = "") -> Report:
-    """Run a pipeline, as far as a step of its commit."""
+    """Run a pipeline; with ``crash``, up to that step of its commit."""
     runner = Pipeline.from_yaml(path, spark=spark)
 
     def at(step: str) -> None:
@@ -83,20 +83,20 @@ async def run(path: Path, spark: SparkSession, crash: str = "") -> Report:
 
 
 def rows(spark: SparkSession, folder: Path) -> Counter[int]:
-    """Return the numbers in the output, and how often each is there."""
+    """Return the numbers in the output, with their counts."""
     found = spark.read.parquet(str(folder / "out")).collect()
     return Counter(int(row.value.split()[0]) for row in found)
 
 
 def epochs(folder: Path) -> set[str]:
-    """Return the epochs that readers see, of output that is whole, and nothing else."""
+    """Return the epochs that readers see; check that there are no other files."""
     names = {entry.name for entry in (folder / "out").glob("[!.]*")} - {"_SUCCESS"}
     assert all(name.startswith("part-") for name in names)
     return {"-".join(name.split("-")[1:3]) for name in names}
 
 
 def letters(folder: Path) -> list[bytes]:
-    """Return the messages that were dead-lettered."""
+    """Return the dead-lettered messages."""
     return [
         letter.message
         for path in letter_files(folder / "state")
@@ -117,7 +117,7 @@ ALL = [(0, 0, 0, 20), (20, 19, 1, 19), (19, 19, 0, 0)]
 async def test_run_on_executors_is_one_epoch(
     spark: SparkSession, write: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """What was staged is loaded, and no worker asked again (issue 14)."""
+    """Staged results are loaded without running the workers again (issue 14)."""
     path = write("spark")
     report = await run(path, spark, "begin")
     assert not (tmp_path / "out").exists()
@@ -134,10 +134,10 @@ async def test_run_on_executors_is_one_epoch(
     assert epochs(tmp_path) == {f"{record.load}-1"}
     assert not list((tmp_path / "state").glob("staging*"))
 
-    # The next run is another, and its only epoch the first.
+    # The next run is another load with a single epoch, its first.
     path = write("spark", mode="overwrite")
     report = await run(path, spark, "recorded")
-    assert epochs(tmp_path) == {f"{record.load}-1"}  # what is replaced is still there
+    assert epochs(tmp_path) == {f"{record.load}-1"}  # replaced files are still there
     assert CommitRecord.latest(tmp_path / "state").pending
     shown = await run(path, spark, "ended")
     assert shown.run == report.run != again.run
@@ -152,7 +152,7 @@ async def test_run_on_executors_is_one_epoch(
 async def test_epoch_has_no_more_than_its_bounds(
     spark: SparkSession, write: Callable[..., Path]
 ) -> None:
-    """The source is cut for it: 500 were 4,993 once (issue 23)."""
+    """Its source is read in small enough parts: 500 once became 4,993 (issue 23)."""
     path = write("local")
     path.write_text(
         path.read_text().replace("path: out,", "path: out, epoch: {messages: 4},")
@@ -179,7 +179,7 @@ async def test_jvm_that_ends_behind_the_stages_is_reported(
     write: Callable[..., Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As such, and not as a connection that was refused (issue 14)."""
+    """It is not reported as a refused connection (issue 14)."""
 
     def gone(_staging: Staging, _spark: SparkSession) -> DataFrame:
         raise ConnectionRefusedError(111, "Connection refused")
@@ -191,7 +191,7 @@ async def test_jvm_that_ends_behind_the_stages_is_reported(
 async def test_stages_that_were_mended_run_again(
     spark: SparkSession, write: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """What they made did not fit, or was made by others; all is new (issue 14)."""
+    """Their results did not fit, or are of other settings: none is kept (issue 14)."""
     path = write("spark")
     text = path.read_text()
     strict = text.replace("path: out,", "path: out, schema: n long,")
@@ -214,7 +214,7 @@ async def test_signal_that_comes_when_letters_are_kept(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The run loads: the next one would have the same letters again (issue 14)."""
+    """The run still loads: a next run would keep the same letters again (issue 14)."""
     runner = Pipeline.from_yaml(write("spark"), spark=spark)
     adopt = DeadLetters.adopt
 
@@ -234,7 +234,7 @@ async def test_signal_that_comes_when_letters_are_kept(
 async def test_batch_of_a_stream_is_an_epoch(
     spark: SparkSession, write: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """Whatever step a start was interrupted at; the first replaces what is there (issue 14)."""
+    """Wherever starts are interrupted; the first batch replaces old rows (issue 14)."""
     options = ', options: {maxFilesPerTrigger: "1"}'
     path = write("streaming", mode="overwrite", options=options)
     (tmp_path / "out").mkdir()

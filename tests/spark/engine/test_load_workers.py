@@ -1,4 +1,4 @@
-"""Messages into load workers on the executors."""
+"""Loading by load workers on the executors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SPLIT = "spark.sql.files.maxPartitionBytes"
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Stage:
-    """Return a stage whose workers leave what they load in a file each."""
+    """Return a stage whose workers each write the loaded messages to a file."""
     folder = tmp_path / "loaded"
     folder.mkdir()
     command = (sys.executable, "-c", LOAD, str(folder))
@@ -40,7 +40,7 @@ def stage(tmp_path: Path) -> Stage:
 
 
 def loaded(folder: Path) -> list[list[int]]:
-    """Return what each worker has loaded."""
+    """Return the numbers that each worker has loaded."""
     files = (folder / "loaded").iterdir()
     found = [[*map(int, path.read_text().split())] for path in files]
     return sorted(filter(None, found))
@@ -48,7 +48,7 @@ def loaded(folder: Path) -> list[list[int]]:
 
 @pytest.fixture
 def small_splits(spark: SparkSession) -> Iterator[None]:
-    """Have files read in parts that are small."""
+    """Have Spark read files in small parts."""
     spark.conf.set(SPLIT, "16k")
     yield
     spark.conf.unset(SPLIT)
@@ -58,7 +58,7 @@ def small_splits(spark: SparkSession) -> Iterator[None]:
 async def test_large_partition_stays_with_one_worker(
     spark: SparkSession, stage: Stage, tmp_path: Path
 ) -> None:
-    """Its file is read in several tasks, and they would load it at once (issue 14)."""
+    """The tasks that read its file would otherwise load it concurrently (issue 14)."""
     rows = (
         spark.range(6000)
         .repartitionByRange(2, "id")
@@ -87,7 +87,7 @@ async def test_large_partition_stays_with_one_worker(
 async def test_batches_of_a_stream_leave_nothing_with_spark(
     spark: SparkSession, stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A session forgets no data source, and a stream may have batches for months."""
+    """A session never forgets a data source, and a stream may run for months."""
 
     def register(*_: object) -> None:
         raise AssertionError("unreachable: a data source is registered")
@@ -120,7 +120,7 @@ worker.load(load)
 async def test_dead_letter_has_the_place_of_its_row(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """Whatever the task, with all its attempts, and without what is secret."""
+    """Whatever the task; it has all its attempts, and no secrets."""
     stage = Stage(
         name="load",
         kind=StageKind.LOAD,

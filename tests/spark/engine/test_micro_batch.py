@@ -1,4 +1,4 @@
-"""How the batches of a stream are recorded, without Spark."""
+"""Recording the batches of a stream, without Spark."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ FRAME: Any = SimpleNamespace(sparkSession=None)
 
 
 class Crash(Exception):
-    """Stands for the end of the process."""
+    """Stand-in for the end of the process."""
 
 
 class Scripted(Batches):
-    """Loads two messages of each batch, and does before it what the test asks for."""
+    """Loads two messages in each batch, and calls ``before`` first."""
 
     before: Callable[[], None] = staticmethod(lambda: None)
     loaded: int = 0
@@ -55,7 +55,7 @@ class Scripted(Batches):
 
 
 class Sink(DataFrameSink):
-    """Asks Spark for nothing."""
+    """A sink that does not need Spark."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -68,7 +68,7 @@ class Sink(DataFrameSink):
 
 
 def batches(state: Path, fence: int) -> Scripted:
-    """Return what Spark would call, without stages."""
+    """Return the callback of a stream without stages."""
     found = Scripted(
         state,
         Chain("extract", (), DeadLetters(state, pipeline="p")),
@@ -80,14 +80,14 @@ def batches(state: Path, fence: int) -> Scripted:
 
 @pytest.fixture
 def state(tmp_path: Path) -> Path:
-    """Begin a run."""
+    """Give the state directory of a run that has begun."""
     with Delivery(tmp_path, exactly_once=True) as delivery:
         delivery.begin("r", stages=["extract", "load"], letters={})
     return tmp_path
 
 
 def test_batch_is_an_epoch(state: Path) -> None:
-    """One that is on record is skipped, and accounts are of all (issue 14)."""
+    """A recorded batch is skipped; accounts are of all batches (issue 14)."""
     there = batches(state, 1)
     for number in (0, 0, 1, 1, 0):
         there(FRAME, number)
@@ -103,7 +103,7 @@ def test_batch_is_an_epoch(state: Path) -> None:
 
 
 def test_batch_of_a_run_that_was_taken_over_commits_nothing(state: Path) -> None:
-    """In whatever process it goes on: not one that begins, nor ends (issue 14)."""
+    """Neither one that begins after that, nor one that ends after that (issue 14)."""
     there = batches(state, 1)
     there.before = lambda: (take_over(state), None)[1]
     with pytest.raises(StateUnusable, match="has taken over the state directory"):
@@ -117,7 +117,7 @@ def test_batch_of_a_run_that_was_taken_over_commits_nothing(state: Path) -> None
 
 @pytest.mark.parametrize("step", ["aside", "recorded"])
 def test_batch_that_broke_off_in_its_record(state: Path, step: str) -> None:
-    """It is loaded again unless the record is there (issue 14)."""
+    """It is loaded again, unless its record is complete (issue 14)."""
     there = batches(state, 1)
 
     def at(now: str) -> None:
@@ -134,7 +134,7 @@ def test_batch_that_broke_off_in_its_record(state: Path, step: str) -> None:
 
 
 def test_failure_of_an_earlier_run_is_forgotten(state: Path) -> None:
-    """A batch may fail again, for another reason, and that is to be reported, too."""
+    """A batch may fail again for another reason, which must be reported, too."""
 
     def fails() -> None:
         raise SinkFailed("disk full", stage="load")
@@ -150,14 +150,14 @@ def test_failure_of_an_earlier_run_is_forgotten(state: Path) -> None:
     assert batches(state, 2).failure() is None
     there.stop()
     left = {path.name for path in state.iterdir()} - {"stop", "failed.json"}
-    (state / "failed.new").touch()  # killed while it was written
+    (state / "failed.new").touch()  # as if killed while writing it
     there.begin()
     assert there.failure() is None
     assert {path.name for path in state.iterdir()} == left
 
 
 def test_batch_is_not_begun_when_the_stream_was_stopped(state: Path) -> None:
-    """It is the next run's."""
+    """It is left to the next run."""
     there = batches(state, 1)
     there.stop()
     with pytest.raises(RuntimeError, match=STOPPED):
@@ -168,7 +168,7 @@ def test_batch_is_not_begun_when_the_stream_was_stopped(state: Path) -> None:
 def test_batch_that_is_taken_over_in_its_stages(
     state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """None of its letters is kept (issue 14)."""
+    """None of its letters are kept (issue 14)."""
 
     class Passing(StageJob):
         async def fill(self, *_: object) -> None:
@@ -186,7 +186,7 @@ def test_batch_that_is_taken_over_in_its_stages(
 
 
 def test_batch_that_is_called_off_has_no_record(state: Path) -> None:
-    """It is run again when batches begin again."""
+    """It is run again when the stream is."""
     there = batches(state, 1)
 
     async def waits(*_: object) -> None:

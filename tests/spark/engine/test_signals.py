@@ -1,4 +1,4 @@
-"""``etlstage run`` with workers on executors: signals, and nothing is left."""
+"""``etlstage run`` with workers on executors: signals leave no processes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def tell(place):
 
 worker.transform(answer)
 """
-"""Answers the second batch when it is reported to."""
+"""A worker that replies to the second message only when it is told to."""
 FILE = """\
 name: p
 engine: {engine}
@@ -79,17 +79,17 @@ def write(tmp_path: Path) -> Callable[..., list[str]]:
 
 
 def status(folder: Path) -> str:
-    """Return how the run ended, from its report."""
+    """Return the run's status from its report."""
     found: str = json.loads((folder / "r.json").read_text())["status"]
     return found
 
 
 def to_group(process: int, number: signal.Signals) -> None:
-    """Send a signal as a terminal does: to all of a process group."""
+    """Send a signal as a terminal does: to the whole process group."""
     os.killpg(process, number)
 
 
-# Each way of each signal with one engine or both: a run starts a Spark of its own.
+# Each signal in each way, with one engine or both: each run starts its own Spark.
 INTERRUPT = (signal.SIGINT, to_group)
 
 
@@ -101,7 +101,7 @@ def test_one_signal_calls_off_what_loads_nothing(
     number: signal.Signals,
     send: Callable[[int, signal.Signals], None],
 ) -> None:
-    """Exit 4, and the workers are gone: a DataFrame is read as a whole."""
+    """Exit status 4, and no workers are left: a DataFrame is read as a whole."""
     process = start(*write("spark"))
     pids = wait_for_pids(tmp_path / "pids")
     send(process.pid, number)
@@ -124,7 +124,7 @@ def test_one_signal_ends_a_stream_behind_its_batch(
     number: signal.Signals,
     send: Callable[[int, signal.Signals], None],
 ) -> None:
-    """Exit 4, and what it had begun has landed."""
+    """Exit status 4, and the batch that had begun is loaded."""
     process = start(*write("streaming", FIRST))
     pids = wait_for_pids(tmp_path / "pids")
     send(process.pid, number)
@@ -143,7 +143,7 @@ def test_one_signal_ends_a_stream_behind_its_batch(
 def test_two_signals_stop_at_once(
     start: Started, write: Callable[..., list[str]], tmp_path: Path, engine: str
 ) -> None:
-    """Exit 5; workers that do not answer are gone, and their children."""
+    """Exit status 5; workers that never reply are killed, with their children."""
     process = start(*write(engine))
     pids = wait_for_pids(tmp_path / "pids")
     to_group(process.pid, signal.SIGINT)
@@ -161,9 +161,9 @@ def test_two_signals_stop_at_once(
 def test_workers_go_with_a_run_that_is_killed(
     start: Started, write: Callable[..., list[str]], tmp_path: Path, engine: str
 ) -> None:
-    """Kill -9, after which no code of ours runs; and so does Spark."""
+    """Also after SIGKILL, when no code of ours runs; Spark ends, too."""
     process = start(*write(engine))
-    pids = wait_for_pids(tmp_path / "pids")  # of engine spark, of one task or of both
+    pids = wait_for_pids(tmp_path / "pids")  # with engine spark: of one task or both
     spark = parent(parent(pids[0]))
     process.kill()
     assert are_gone([spark, *pids])
@@ -173,7 +173,7 @@ def test_workers_go_with_a_run_that_is_killed(
 def test_spark_that_is_killed_is_reported(
     start: Started, write: Callable[..., list[str]], tmp_path: Path, engine: str
 ) -> None:
-    """As the kernel does when memory runs out: in one line, and nothing is left."""
+    """As if by the kernel for lack of memory: in one line, with no processes left."""
     process = start(*write(engine))
     pids = wait_for_pids(tmp_path / "pids")
     os.kill(parent(parent(pids[0])), signal.SIGKILL)

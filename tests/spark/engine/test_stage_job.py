@@ -1,4 +1,4 @@
-"""One DataFrame through the stages, and what is booked of it."""
+"""Passing one DataFrame through the stages, and accounting for it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.spark
 
 
 class CalledOff(Staging):
-    """Is left in the middle of its letters."""
+    """Staging whose run is cancelled while its letters are read."""
 
     scope: anyio.CancelScope
 
@@ -30,7 +30,7 @@ class CalledOff(Staging):
         """Leave the folder empty."""
 
     def outcomes(self, spark: SparkSession) -> list[TaskEnd]:
-        """Return that of one task, with a letter."""
+        """Return the outcome of one task, with a letter."""
         counts = [
             [0, 0, 0, 0, 0, 2, 0, 0],
             [2, 1, 1, 0, 0, 1, 0, 0],
@@ -39,7 +39,7 @@ class CalledOff(Staging):
         return [TaskEnd(0, counts, 1, None)]
 
     def pages(self, spark: SparkSession) -> list[Pages]:
-        """Call the run off."""
+        """Cancel the run."""
         anyio.from_thread.run_sync(self.scope.cancel)
         return [((0, 0), (0, 0))]
 
@@ -47,7 +47,7 @@ class CalledOff(Staging):
 async def test_letters_of_a_run_that_is_called_off_are_not_booked(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """A signal ends the reading of them; what is counted dead has a letter."""
+    """A signal ends the reading of letters; only what has a letter counts as dead."""
     ledger = Ledger.of_pipeline("e", ["t"], Account("l", StageKind.LOAD))
     letters = DeadLetters(tmp_path, pipeline="p")
     stages = [Stage(name="t", worker=("cat",))]

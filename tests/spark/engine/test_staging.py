@@ -1,4 +1,4 @@
-"""What waits to be loaded, in Spark's own files."""
+"""Messages that wait to be loaded, in Spark's own files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OUTCOME = '{"accounts": [], "letters": 0, "error": null}'
 
 
 def note(place: int) -> str:
-    """Return a letter as a task notes it."""
+    """Return a letter as a task writes it."""
     letter = DeadLetter(
         id="r-1",
         time=datetime.now(UTC).isoformat(),
@@ -45,7 +45,7 @@ def test_letters_are_read_by_pages(
     monkeypatch: pytest.MonkeyPatch,
     at_once: int,
 ) -> None:
-    """As many pages as there is room for; in order, and each letter once."""
+    """In pages of limited size, in order, and each letter once."""
     monkeypatch.setattr(staging_module, "_AT_ONCE", at_once)
     wanted = [(p, place) for p in (0, 1, 3) for place in range(9)]
     rows = [(p, place // 4, None, note(place)) for p, place in reversed(wanted)]

@@ -1,4 +1,4 @@
-"""Engines ``spark`` and ``streaming`` with workers at their ends."""
+"""Engines ``spark`` and ``streaming`` with workers as source and sink."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ load:
 
 @pytest.fixture
 def write(tmp_path: Path) -> Callable[..., Path]:
-    """Write a pipeline, its workers, and a place for what they load."""
+    """Write a pipeline and its workers, with a folder for loaded messages."""
 
     def write(engine: str, end: str = "") -> Path:
         (tmp_path / "count.py").write_text(COUNT)
@@ -83,20 +83,20 @@ def write(tmp_path: Path) -> Callable[..., Path]:
 
 
 async def run(path: Path, spark: SparkSession) -> Report:
-    """Run a pipeline that must not hang."""
+    """Run a pipeline, with a timeout."""
     with anyio.fail_after(150):
         return await Pipeline.from_yaml(path, spark=spark).run()
 
 
 def loaded(folder: Path) -> Counter[int]:
-    """Return the numbers that were loaded, and how often each was."""
+    """Return the loaded numbers, with their counts."""
     files = (folder / "loaded").iterdir()
     lines = [x for path in files for x in path.read_text().splitlines()]
     return Counter(int(line.rstrip("!")) for line in lines)
 
 
 def dead(folder: Path) -> list[DeadLetter]:
-    """Return what was dead-lettered."""
+    """Return the dead letters."""
     found = []
     for path in letter_files(folder / ".etlstage" / "w"):
         for letter in read_letters(path):
@@ -108,7 +108,7 @@ def dead(folder: Path) -> list[DeadLetter]:
 async def test_engine_spark_runs_all_three_kinds(
     spark: SparkSession, write: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """Ranges of offsets in, one message dead-lettered, the others loaded."""
+    """Ranges of offsets are read; one message is dead-lettered, all others loaded."""
     path = write("spark", ", end: 48")
     (tmp_path / "load.py").write_text(LOAD.replace("13!", "33!"))
     report = await run(path, spark)
@@ -119,7 +119,7 @@ async def test_engine_spark_runs_all_three_kinds(
     assert (letter.kind, len(letter.attempts)) == ("WorkerLost", 3)
     load = report.ledger[2]
     assert (load.received, load.done, load.dead, load.skipped) == (43, 42, 1, 2)
-    # Each try of the message that was dead-lettered (issue 11).
+    # One for each attempt at the dead-lettered message (issue 11).
     assert (load.restarts, load.failures) == (3, 3)
     assert report.landed == "42 messages loaded; output complete"
 
@@ -127,7 +127,7 @@ async def test_engine_spark_runs_all_three_kinds(
 async def test_stream_asks_its_worker_how_far_it_can_go(
     spark: SparkSession, write: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """What is there now; and, in the next run, what is new."""
+    """A run reads what exists by then, and the next run what is new."""
     path = write("streaming")
     (tmp_path / "latest").write_text("20")
     report = await run(path, spark)
@@ -146,7 +146,7 @@ async def test_stream_asks_its_worker_how_far_it_can_go(
 async def test_cocaine_worker_extracts_by_offsets(
     spark: SparkSession, write: Callable[..., Path], tmp_path: Path, engine: str
 ) -> None:
-    """On each engine, up to the latest that it reports; no other key has it (issue 23)."""
+    """Up to the latest offset that it reports, on each engine (issue 23)."""
     pytest.importorskip("msgpack")
     path = write(engine)
     text = path.read_text()
@@ -163,7 +163,7 @@ async def test_cocaine_worker_extracts_by_offsets(
 async def test_worker_that_can_not_load_fails_the_run(
     spark: SparkSession, write: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """With the words of its stage."""
+    """The error is that of its stage."""
     path = write("spark", ", end: 48")
     path.write_text(path.read_text() + "  on_error: {then: fail}\n")
     report = await run(path, spark)
@@ -187,7 +187,7 @@ async def test_worker_that_can_not_load_fails_the_run(
 async def test_program_that_is_not_there_is_reported_with_its_host(
     spark: SparkSession, write: Callable[..., Path]
 ) -> None:
-    """It is missed where it is to run, at both ends; the file can send it there."""
+    """It is missing where it should run, at both ends; ``spark.files`` can send it."""
     path = write("spark", ", end: 48")
     whole = path.read_text()
     for stage, program in (("extract", "count"), ("load", "load")):

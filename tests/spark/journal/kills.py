@@ -1,9 +1,10 @@
 """
-Kills of a Spark job at random moments: ``python -m tests.spark.journal.kills``.
+Kill a Spark job at random moments: ``python -m tests.spark.journal.kills``.
 
-A stream from journals through a stage into journals. Its driver is killed, its JVM, or a
-process of a task, until it was often enough; then each message is there once, although
-the stage makes something else of it each time, and refuses one in a hundred.
+The job is a stream from journals through a stage into journals. Its driver, its JVM or
+a process of a task is killed, until the number of kills is reached. Then each message
+must be there once, although the stage's results differ each time, and it refuses one
+message in a hundred.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ RUNS: Final = "application/x-etlstage-run"
 EACH: Final = 500
 """Messages for each kill."""
 ROLES: Final = ("task",) * 6 + ("worker",) * 6 + ("driver", "jvm")
-"""Who is killed how often."""
+"""The processes to kill, with their relative frequencies."""
 PATIENCE: Final = 300.0
 """Seconds until a job that is not killed has ended."""
 WORKER: Final = """\
@@ -75,7 +76,7 @@ query.awaitTermination()
 
 
 def main() -> int:
-    """Kill so often, and check; return 1 if anything was wrong."""
+    """Run with kills, and check; return 1 if anything was wrong."""
     parser = argparse.ArgumentParser(prog="python -m tests.spark.journal.kills")
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))  # noqa: S311
@@ -94,7 +95,7 @@ def main() -> int:
 
 
 def prepare(folder: Path, count: int) -> None:
-    """Write what is read: by two producers, with transactions, some never committed."""
+    """Write the input: of two producers, and a third that never commits."""
     (folder / "salt.py").write_text(WORKER)
     (folder / "job.py").write_text(JOB)
     with Journals.open(folder / "in", partitions=3, content_type=RUNS) as journals:
@@ -106,12 +107,12 @@ def prepare(folder: Path, count: int) -> None:
         for first in range(0, count, 100):
             run = [b"%d" % n for n in range(first, first + 100)]
             publishers[first // 100 % 2].publish_committed(RunMessage(run))
-            # The third never ends what it has begun.
+            # The third never commits its transaction.
             publishers[2].publish_uncommitted(RunMessage([b"%d" % first]))
 
 
 def run(folder: Path, kills: int, dice: random.Random) -> list[str]:
-    """Run the job to its end, with kills in between; return who was killed."""
+    """Run the job to its end, with kills in between; return the killed roles."""
     killed: list[str] = []
     while True:
         (folder / "started").unlink(missing_ok=True)
@@ -127,7 +128,7 @@ def run(folder: Path, kills: int, dice: random.Random) -> list[str]:
             before, early = len(killed), not dice.randrange(5)
             while len(killed) < kills and job.poll() is None:
                 time.sleep(dice.uniform(0.5, 4))
-                # Until its query runs, a process that is killed ends the job.
+                # Until its query runs, a killed process ends the job.
                 if early or (folder / "started").exists():
                     killed += kill(job.pid, dice)
             status = job.wait(PATIENCE)
@@ -146,7 +147,7 @@ def kill(job: int, dice: random.Random) -> list[str]:
     for process in descendants(job):
         roles.setdefault(role_of(process), []).append(process)
     if "task" not in roles:
-        return []  # it has not begun
+        return []  # the job has not begun
     role = dice.choice(ROLES)
     if role not in roles:
         return []
@@ -157,7 +158,7 @@ def kill(job: int, dice: random.Random) -> list[str]:
 
 
 def role_of(process: int) -> str:
-    """Return what a process of the job is."""
+    """Return the role of a process of the job."""
     with suppress(OSError):
         command = Path(f"/proc/{process}/cmdline").read_bytes()
         if b"java" in command.split(b"\0")[0]:
@@ -165,12 +166,12 @@ def role_of(process: int) -> str:
         if b"salt.py" in command:
             return "worker"
         if b"pyspark.daemon" in command:
-            return "task"  # or the one that forks them
+            return "task"  # or the daemon that forks them
     return "other"
 
 
 def check(folder: Path, count: int) -> str:
-    """Return what is wrong with what was loaded; empty: nothing."""
+    """Return what is wrong with the output; empty: nothing."""
     with Journals.open(folder / "out", create=False) as journals:
         runs = [messages_of(envelope.message) for envelope in journals.read_committed()]
     found = [json.loads(message)["n"] for run in runs for message in run]

@@ -1,4 +1,4 @@
-"""What is planned: each committed frame once, whenever the query is started again."""
+"""The plan has each committed frame once, whenever the query is restarted."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RUNS = "application/x-etlstage-run"
 
 @pytest.fixture(params=[RUNS, "application/x-ndjson"])
 def journals(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Journals]:
-    """Give a set of two journals, whose segments are small."""
+    """Give a set of two journals with small segments."""
     made = Journals.open(
         tmp_path / "set", partitions=2, content_type=request.param, segment=2000
     )
@@ -37,7 +37,7 @@ def journals(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Journal
 
 
 def publisher(journals: Journals) -> Publisher:
-    """Return a producer of its own."""
+    """Return a new producer."""
     specs = journals.select()
 
     def mapping(message: object) -> tuple[str, str]:
@@ -48,7 +48,7 @@ def publisher(journals: Journals) -> Publisher:
 
 
 def message(journals: Journals, number: int) -> object:
-    """Return a message that is a number."""
+    """Return a message with a number."""
     if journals.content_type == RUNS:
         return RunMessage([b"%d" % number])
     return {"n": number}
@@ -62,13 +62,13 @@ def text(message: object) -> str:
 
 
 def planner(journals: Journals, **settings: object) -> Planner:
-    """Return what plans reads of a set, as a query that is started does."""
+    """Return the planner of a query that starts."""
     path = journals.storage.root  # type: ignore[attr-defined]
     return Planner(JournalReading(path=path, **settings))  # type: ignore[arg-type]
 
 
 def numbers(journals: Journals, tasks: list[list[FrameRange]]) -> list[int]:
-    """Return what tasks read."""
+    """Return the numbers in the frames of tasks."""
     found = []
     for journal, begin, end, frames in (part for task in tasks for part in task):
         own = [
@@ -82,7 +82,7 @@ def numbers(journals: Journals, tasks: list[list[FrameRange]]) -> list[int]:
 
 
 def acknowledge(journals: Journals, intents: list[AckIntent]) -> None:
-    """Append intents."""
+    """Append acknowledgement intents."""
     for journal, intent in intents:
         journals.append(journal, intent)
 
@@ -90,7 +90,7 @@ def acknowledge(journals: Journals, intents: list[AckIntent]) -> None:
 def test_an_open_transaction_is_of_the_batch_that_sees_its_end(
     journals: Journals,
 ) -> None:
-    """Also of a query that was started again meanwhile, from its offset as a text."""
+    """Even if the query is restarted meanwhile, with its offset read from text."""
     one, two = publisher(journals), publisher(journals)
     for n in (0, 2, 4):
         one.publish_uncommitted(message(journals, n))
@@ -112,7 +112,7 @@ def test_an_open_transaction_is_of_the_batch_that_sees_its_end(
 def test_a_batch_ends_behind_what_is_on_the_disk(
     journals: Journals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Spark keeps its end, which is not to outlive what is before it."""
+    """Spark stores its end, which must not outlive the data before it."""
     secured: dict[str, int] = {}
     monkeypatch.setattr(
         JournalLog, "secure", lambda log, at: secured.update({log.name: at})
@@ -127,7 +127,7 @@ def test_a_batch_ends_behind_what_is_on_the_disk(
 
 
 def test_what_is_rolled_back_is_never_read(journals: Journals) -> None:
-    """Nor what is repeated; with read_uncommitted it is."""
+    """Neither are duplicates; with read_uncommitted it is read."""
     lost, kept = publisher(journals), publisher(journals)
     lost.publish_uncommitted(message(journals, 0))
     kept.publish_uncommitted(message(journals, 2))
@@ -146,7 +146,7 @@ def test_what_is_rolled_back_is_never_read(journals: Journals) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_batches_have_each_message_once(journals: Journals, seed: int) -> None:
-    """However writers, limits and restarts fall: all that is committed, in order."""
+    """All committed messages, in order, for any writers, limits and restarts."""
     draw = random.Random(seed)  # noqa: S311 - repeatable
     writers = [publisher(journals) for _ in range(3)]
     opened: dict[int, list[int]] = {n: [] for n in range(3)}
@@ -191,7 +191,7 @@ def test_batches_have_each_message_once(journals: Journals, seed: int) -> None:
 
 
 def test_where_a_query_begins_and_ends(journals: Journals) -> None:
-    """At the end, at a time, and at what was there when it was frozen."""
+    """It begins at the end or at a time, and ends with the data when it was frozen."""
     writer = publisher(journals)
     writer.publish_committed(message(journals, 0))
     plan = planner(journals, from_="end")
@@ -211,7 +211,7 @@ def test_where_a_query_begins_and_ends(journals: Journals) -> None:
 
 
 def test_a_name_registers_what_is_needed(journals: Journals) -> None:
-    """From the start of the first batch on; the position follows the commits."""
+    """From the start of the first batch on; its position follows the commits."""
     writer = publisher(journals)
     writer.publish_committed(message(journals, 0))
     plan = planner(journals, reader="billing")
@@ -234,7 +234,7 @@ def test_a_name_registers_what_is_needed(journals: Journals) -> None:
 def test_a_checkpoint_of_other_journals_is_refused(
     journals: Journals, tmp_path: Path
 ) -> None:
-    """Where its frames are not there."""
+    """If its frames, or its journals, are not there."""
     publisher(journals).publish_committed(message(journals, 0))
     plan = planner(journals)
     start = plan.initial()
@@ -250,7 +250,7 @@ def test_a_checkpoint_of_other_journals_is_refused(
 def rows(
     journals: Journals, tasks: list[list[FrameRange]], reading: JournalReading
 ) -> list[int]:
-    """Return what tasks read."""
+    """Return the numbers in the rows that tasks read."""
     made = JournalRows(
         SetFolder.seen(reading.path),
         reading,
@@ -261,13 +261,13 @@ def rows(
 
 
 def number_of(value: bytes) -> int:
-    """Return the number that a message is."""
+    """Return the number of a message's bytes."""
     return json.loads(value)["n"] if value.startswith(b"{") else int(value)
 
 
 @pytest.mark.parametrize("on_damage", ["stop", "skip"])
 def test_damage_is_passed_over_or_stops(journals: Journals, on_damage: str) -> None:
-    """In heads, which the driver sees, and in messages, which tasks see (issue 24)."""
+    """In headers, read by the driver, and in messages, read by tasks (issue 24)."""
     one, other = publisher(journals), publisher(journals)
     for number in range(0, 24, 2):
         one.publish_committed(message(journals, 1000 + number))
@@ -277,14 +277,14 @@ def test_damage_is_passed_over_or_stops(journals: Journals, on_damage: str) -> N
         journals.append(journal, intent)
     bad = {1004: 40, 1006: 4, 1016: 40, 1022: 9}
     files = [*journals.storage.root.glob("part-000/*.log")]  # type: ignore[attr-defined]
-    # The digits alone may be in a UUID, too.
+    # Digits alone may be in a UUID, too.
     before = b"" if journals.content_type == RUNS else b'"n":'
     for number, place in bad.items():
         for file in files:
             data = bytearray(file.read_bytes())
             at = data.find(before + b"%d" % number)
             if at >= 0:
-                # Of its group, whose head is 32 bytes.
+                # A place in its group, whose header has 32 bytes.
                 begin = data.rindex(b"ETJ1", 0, at)
                 data[begin + place] ^= 1
                 file.write_bytes(data)
@@ -297,7 +297,7 @@ def test_damage_is_passed_over_or_stops(journals: Journals, on_damage: str) -> N
         nonlocal offset
         while (batch := made.next(offset)).tasks:
             found.extend(rows(journals, batch.tasks, reading))
-            # Planned again from the checkpoint, it is the same.
+            # Planned again from the checkpoint, the batch is the same.
             again = Planner(reading)
             assert again.between(offset, batch.end) == batch.tasks
             again.close()
@@ -314,7 +314,7 @@ def test_damage_is_passed_over_or_stops(journals: Journals, on_damage: str) -> N
 
 
 def test_task_checks_what_it_reads(tmp_path: Path) -> None:
-    """Of large frames the driver sees the heads; a task has to find all (issue 24)."""
+    """The driver reads the headers of large frames; a task must find all (issue 24)."""
     path = tmp_path / "set"
     with Journals.open(path, content_type=RUNS) as journals:
         (spec,) = journals.select()

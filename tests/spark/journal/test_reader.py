@@ -1,4 +1,4 @@
-"""``format("etlstage-journal")``: what Spark reads."""
+"""``format("etlstage-journal")``: reading."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def journals(tmp_path: Path) -> Iterator[Journals]:
 
 
 def publisher(journals: Journals) -> Publisher:
-    """Return what publishes runs, each into the journal of its first number."""
+    """Return a publisher of runs, each into the journal of its first number."""
     specs = journals.select()
 
     def mapping(message: RunMessage) -> tuple[str, str]:
@@ -49,7 +49,7 @@ def run(*numbers: int) -> RunMessage:
 
 
 def read(spark: SparkSession, journals: Journals, **options: object) -> DataFrame:
-    """Return what the format reads once."""
+    """Return a DataFrame that the format reads."""
     register(spark)
     schema = options.pop("schema", None)
     reader = spark.read.format("etlstage-journal")
@@ -61,7 +61,7 @@ def read(spark: SparkSession, journals: Journals, **options: object) -> DataFram
 
 
 def failure(job: Callable[[], object]) -> str:
-    """Return why something can't be done."""
+    """Return the explained error of a job."""
     with pytest.raises(Exception) as raised:  # noqa: PT011 - its text is the point
         job()
     return explain(raised.value)
@@ -70,7 +70,7 @@ def failure(job: Callable[[], object]) -> str:
 def test_what_is_committed_becomes_rows(
     spark: SparkSession, journals: Journals
 ) -> None:
-    """With their places, in order within a journal, and nothing else."""
+    """With their places, in order within each journal, and without uncommitted ones."""
     one, lost = publisher(journals), publisher(journals)
     one.publish_uncommitted(run(0, 2))
     lost.publish_uncommitted(run(100_000))
@@ -97,7 +97,7 @@ def test_what_is_committed_becomes_rows(
 def test_columns_are_those_that_are_asked_for(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """Of JSON lines as well, with a key out of each."""
+    """For JSON lines as well, with a key from each."""
     with Journals.open(tmp_path / "set") as journals:
         journals_publisher = Publisher(
             journals,
@@ -116,7 +116,7 @@ def test_columns_are_those_that_are_asked_for(
 
 
 def test_options_are_checked(tmp_path: Path) -> None:
-    """All at once, with what was meant."""
+    """All are reported at once, with suggestions."""
     with pytest.raises(ConfigError) as raised:
         read_options(
             JournalReading,
@@ -150,7 +150,7 @@ def test_options_are_checked(tmp_path: Path) -> None:
 def test_what_makes_no_sense_is_refused(
     spark: SparkSession, journals: Journals, tmp_path: Path
 ) -> None:
-    """By whoever was asked."""
+    """The error comes from the call that is wrong."""
     assert "did you mean 'reader'?" in failure(read(spark, journals, raeder="x").count)
     text = failure(read(spark, journals, max_messages=3).count)
     assert "option max_messages is only for streams" in text
@@ -161,7 +161,7 @@ def test_what_makes_no_sense_is_refused(
 
 
 def test_a_folder_that_is_not_the_drivers_is_refused(tmp_path: Path) -> None:
-    """One that is not there, and another one of that name."""
+    """A missing one, or another of the same name."""
     Journals.open(tmp_path / "set").close()
     Journals.open(tmp_path / "other", name="set").close()
     place = SetFolder.seen(tmp_path / "set")
@@ -178,7 +178,7 @@ def test_a_folder_that_is_not_the_drivers_is_refused(tmp_path: Path) -> None:
 
 
 class Query:
-    """A query from a set into Parquet, as often as it is run."""
+    """A query from a set into Parquet, which can be run repeatedly."""
 
     def __init__(
         self, spark: SparkSession, journals: Journals, place: Path, **options: object
@@ -190,7 +190,7 @@ class Query:
         self._options = options
 
     def run(self) -> list[int]:
-        """Read what there is, and return the sizes of the batches (not over Connect)."""
+        """Read all that exists; return the sizes of the batches (not over Connect)."""
         reader = self._spark.readStream.format("etlstage-journal")
         for name, value in self._options.items():
             reader = reader.option(name.rstrip("_"), str(value))
@@ -210,7 +210,7 @@ class Query:
             query.stop()
 
     def numbers(self) -> list[int]:
-        """Return all that was written."""
+        """Return all written numbers, sorted."""
         frame = self._spark.read.parquet(str(self._place / "out"))
         return sorted(int(row.value) for row in frame.select("value").collect())
 
@@ -219,7 +219,7 @@ class Query:
 def test_a_stream_resumes_from_its_checkpoint(
     spark: SparkSession, journals: Journals, tmp_path: Path
 ) -> None:
-    """A transaction that is open in one run is delivered once, by the run it ends in."""
+    """A transaction is delivered once, by the run in which it ends."""
     writer, other = publisher(journals), publisher(journals)
     query = Query(spark, journals, tmp_path, max_messages=2, reader="billing")
     writer.publish_uncommitted(run(0, 2))
@@ -243,14 +243,14 @@ def test_a_stream_resumes_from_its_checkpoint(
 def test_a_failed_batch_is_read_again(
     spark: SparkSession, journals: Journals, tmp_path: Path
 ) -> None:
-    """With the same frames, though more is committed since."""
+    """With the same frames, even if more was committed since."""
     writer = publisher(journals)
     writer.publish_committed(run(0))
     query = Query(spark, journals, tmp_path)
     query.run()
     writer.publish_committed(run(2))
     query.run()
-    # As if it had ended before Spark noted the end of the batch.
+    # As if it had ended before Spark recorded the end of the batch.
     for place in (tmp_path / "checkpoint/commits", tmp_path / "out/_spark_metadata"):
         for name in ("1", ".1.crc"):
             (place / name).unlink()
@@ -262,7 +262,7 @@ def test_a_failed_batch_is_read_again(
 def test_a_stream_shows_why_it_can_not_be_read(
     spark: SparkSession, journals: Journals, tmp_path: Path
 ) -> None:
-    """Wrong options, and damage by its place."""
+    """Wrong options, and the place of damage."""
     query = Query(spark, journals, tmp_path / "a", max_mesages=2)
     assert "did you mean 'max_messages'?" in failure(query.run)
     publisher(journals).publish_committed(run(0))

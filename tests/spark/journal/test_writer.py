@@ -1,4 +1,4 @@
-"""``format("etlstage-journal")``: what Spark appends."""
+"""``format("etlstage-journal")``: appending."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def journals(tmp_path: Path) -> Iterator[Journals]:
 
 
 def committed(path: Path) -> list[bytes]:
-    """Return the messages that readers see, in no order."""
+    """Return the messages that readers see, sorted."""
     with Journals.open(path, create=False) as journals:
         found = [messages_of(one.message) for one in journals.read_committed()]
     return sorted(message for run in found for message in run)
 
 
 def counts(path: Path) -> JournalCounts:
-    """Return what the one journal of a set has."""
+    """Return the counts of a set's only journal."""
     with Journals.open(path, create=False) as journals:
         return verify(journals, journals.select()[0].name)
 
@@ -58,14 +58,14 @@ def write(frame: DataFrame, path: Path, mode: str = "append", **options: str) ->
 
 
 def failure(job: Callable[[], object]) -> str:
-    """Return why something can't be done."""
+    """Return the explained error of a job."""
     with pytest.raises(Exception) as raised:  # noqa: PT011 - its text is the point
         job()
     return explain(raised.value)
 
 
 def test_rows_are_appended(spark: SparkSession, tmp_path: Path) -> None:
-    """Into a new set, each key in its journal; more columns are objects."""
+    """Into a new set, each key into one journal; several columns become objects."""
     path = tmp_path / "set"
     rows = spark.range(0, 40, 1, 2).selectExpr("id % 4 as k", "string(id) as t")
     write(rows, path, partitions="3", key="/k")
@@ -86,7 +86,7 @@ def test_rows_are_appended(spark: SparkSession, tmp_path: Path) -> None:
 
 @pytest.mark.any_client
 def test_a_write_that_fails_is_never_seen(spark: SparkSession, tmp_path: Path) -> None:
-    """Though some of its tasks may have ended well."""
+    """Even if some of its tasks succeeded."""
     path = tmp_path / "set"
     rows = spark.range(0, 4, 1, 2).selectExpr(
         "case when id = 3 then raise_error('no') else string(id) end as t"
@@ -101,7 +101,7 @@ def test_a_write_that_fails_is_never_seen(spark: SparkSession, tmp_path: Path) -
 
 @pytest.mark.any_client
 def test_what_makes_no_sense_is_refused(spark: SparkSession, tmp_path: Path) -> None:
-    """Before any task."""
+    """The error comes before any task."""
     rows = spark.sql("select 'a' as t")
     path = tmp_path / "set"
     assert "expected append" in failure(lambda: write(rows, path, "overwrite"))
@@ -117,7 +117,7 @@ def test_what_makes_no_sense_is_refused(spark: SparkSession, tmp_path: Path) -> 
 
 
 def test_an_attempt_that_is_lost_is_not_seen(retrying: Driver, tmp_path: Path) -> None:
-    """Its task is killed behind what it appended, and runs again."""
+    """Its task is killed after it has appended, and runs again."""
     retrying.run(
         f"""
         from etlstage.spark import register
@@ -151,7 +151,7 @@ def test_an_attempt_that_is_lost_is_not_seen(retrying: Driver, tmp_path: Path) -
         """
     )
     assert (tmp_path / "killed").exists()
-    # What the first attempt had appended is dropped (issue 24).
+    # The first attempt's messages are rolled back (issue 24).
     found = counts(tmp_path / "set")
     assert (found.pending, found.rolled_back > 0) == (0, True)
     with Journals.open(tmp_path / "set", create=False) as journals:
@@ -171,9 +171,9 @@ class Attempt:
     An attempt of a task, which appends a message.
 
     Args:
-        journals: To the only one of these.
+        journals: A set of a single journal.
         message: The message.
-        name: Of the commit.
+        name: The name of the commit.
 
     """
 
@@ -194,21 +194,21 @@ class Attempt:
         self.part = AppendedPart(query=name, run="1", attempt=file, intents=intents)
 
     def end(self) -> AppendedPart:
-        """End it, well or not."""
+        """End the attempt; return its part."""
         assert self.held is not None
         self._storage.let_go(self.held)
         return self.part
 
 
 def ended(journals: Journals, message: bytes, name: str = "query-a") -> AppendedPart:
-    """Return what an attempt sends that has appended a message."""
+    """Return the part of an attempt that has appended a message."""
     return Attempt(journals, message, name).end()
 
 
 def test_a_second_commit_of_a_batch_does_nothing(
     journals: Journals, tmp_path: Path
 ) -> None:
-    """What the batch has appended again is not seen; other queries do not matter."""
+    """A repeated batch's messages are not seen; other queries are independent."""
     commits = StoredCommits(journals)
     commits.batch(0, [ended(journals, b"a0")])
     commits.batch(0, [ended(journals, b"a0")])
@@ -223,7 +223,7 @@ def test_a_second_commit_of_a_batch_does_nothing(
 def test_what_is_not_committed_is_rolled_back(
     journals: Journals, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Also of attempts that sent nothing; never what is stored (issue 24)."""
+    """Even of attempts that returned nothing; but never a stored commit (issue 24)."""
     commits, path = StoredCommits(journals), tmp_path / "set"
     kept, _lost = (ended(journals, b"%d" % n) for n in range(2))
     ended(journals, b"of another query", "query-ab")
@@ -245,7 +245,7 @@ def test_what_is_not_committed_is_rolled_back(
 def test_what_still_runs_is_rolled_back_later(
     journals: Journals, tmp_path: Path, *, commits_well: bool
 ) -> None:
-    """By the next that writes: Spark does not wait for a task it kills (issue 24)."""
+    """By a later writer, as Spark does not wait for tasks that it kills (issue 24)."""
     commits, path = StoredCommits(journals), tmp_path / "set"
     running = Attempt(journals, b"late", "write-1")
     other = ended(journals, b"1", "write-1")
@@ -263,7 +263,7 @@ def test_what_still_runs_is_rolled_back_later(
 
 
 def test_what_was_noted_in_part_was_not_appended(journals: Journals) -> None:
-    """An attempt that was killed in the middle of a note (issue 24)."""
+    """It is of an attempt that was killed while writing a note (issue 24)."""
     journals.storage.append("spark/query-a.1.x.attempt", b'["jour')
     StoredCommits(journals).batch(0, [ended(journals, b"0")])
     assert journals.storage.names("spark") == ["query-a.json"]
@@ -272,7 +272,7 @@ def test_what_was_noted_in_part_was_not_appended(journals: Journals) -> None:
 def test_what_is_stored_is_committed(
     journals: Journals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A driver that ends before it appended it: the next does, or the batch again."""
+    """If the driver ends before appending it, the next or the repeated batch does."""
     commits = StoredCommits(journals)
     once, a3 = ended(journals, b"once", "write-1"), ended(journals, b"a3")
     with monkeypatch.context() as patched:
@@ -300,7 +300,7 @@ def test_what_is_stored_is_committed(
 def test_checkpoint_is_durable_when_its_batch_is_committed(
     journals: Journals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else Spark would plan the batch with other rows, which are taken for appended."""
+    """Otherwise Spark might plan other rows for a batch that counts as appended."""
     disk, lost, commit = Disk(), list[list[str]](), StoredCommits.batch
     checkpoint = tmp_path / "queries" / "a" / "checkpoint"
     (checkpoint / "offsets").mkdir(parents=True)
@@ -325,7 +325,7 @@ def test_checkpoint_is_durable_when_its_batch_is_committed(
 def test_batches_need_a_checkpoint_that_is_known(
     tmp_path: Path, format_: type[DataSource]
 ) -> None:
-    """The session's setting may name one, of which a format gets nothing."""
+    """It may be set in the session, but a format does not get that."""
     options = {"path": str(tmp_path / "set")}
     if format_ is WorkerDataSource:
         options["command"] = "x"
@@ -337,7 +337,7 @@ def test_batches_need_a_checkpoint_that_is_known(
 def test_a_batch_that_comes_again_is_appended_once(
     spark: SparkSession, journals: Journals, tmp_path: Path
 ) -> None:
-    """From journals to journals, with restarts of the query; Spark forgets a commit."""
+    """From journals to journals, with restarts; Spark has lost one of its commits."""
     register(spark)
     (spec,) = journals.select()
     publisher = Publisher(journals, mapping=lambda _: (spec.name, RUNS))

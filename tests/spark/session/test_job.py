@@ -1,4 +1,4 @@
-"""A job of Spark that the event loop waits for."""
+"""Waiting for a job of Spark in the event loop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.spark
 async def test_progress_counts_tasks(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of two one waits until the other was counted (issue 26)."""
+    """One of two tasks waits until the other was counted (issue 26)."""
     counted = not over_connect(spark)
     monkeypatch.setattr(job_module, "_LOOK", 0.02)
     gate = tmp_path / "gate"
@@ -29,7 +29,7 @@ async def test_progress_counts_tasks(
     def held(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             if counted and batch.column(0)[0].as_py() == 1:
-                with open(path, "rb") as file:  # until somebody writes
+                with open(path, "rb") as file:  # until noted() closes the pipe
                     file.read()
             yield batch
 
@@ -46,12 +46,12 @@ async def test_progress_counts_tasks(
     assert ((1, 2) in counts) is counted
     if not counted:
         return
-    # What comes next in this session is of no group.
+    # Later jobs of this session belong to no group.
     assert spark.sparkContext.getLocalProperty("spark.jobGroup.id") is None
 
 
 async def test_what_fails_is_raised_as_it_is(spark: SparkSession) -> None:
-    """Though it is watched meanwhile."""
+    """Although it is watched meanwhile."""
 
     def fail() -> None:
         raise LookupError("no table")

@@ -39,7 +39,7 @@ def test_jvm_writes_into_the_log(tmp_path: Path) -> None:
 
 
 def test_launcher_keeps_its_stdout(tmp_path: Path) -> None:
-    """What Spark's launcher prints is the command line; only its stderr is logged."""
+    """Spark's launcher prints the command line to stdout; only its stderr is logged."""
     java = Java(fake_java(tmp_path, TELL), 17, has_vector=True)
     log = tmp_path / "log"
     main = "org.apache.spark.launcher.Main"
@@ -51,7 +51,7 @@ def test_launcher_keeps_its_stdout(tmp_path: Path) -> None:
 def test_jvm_has_a_session_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No signal to our process group reaches it; without setsid, it runs as ever."""
+    """Signals to our process group don't reach it; without setsid it still runs."""
     script = 'echo $$; cut -d" " -f6 /proc/$$/stat'
     java = Java(fake_java(tmp_path, script), 17, has_vector=True)
     with launching(java, tmp_path / "apart", python=None):
@@ -67,7 +67,7 @@ def test_jvm_has_a_session_of_its_own(
 def test_jvm_that_starts_is_known_to_the_watchdog(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By its pid, and what PySpark waits for; not by one that is killed (issue 23)."""
+    """Its pid is known even if we are killed while it starts (issue 23)."""
     java = Java(fake_java(tmp_path, 'echo "$$"'), 17, has_vector=True)
     monkeypatch.setenv("_PYSPARK_DRIVER_CONN_INFO_PATH", "/nowhere/x")
     log = tmp_path / "log"
@@ -81,11 +81,11 @@ def test_jvm_that_starts_is_known_to_the_watchdog(
 
 
 def test_jvm_of_who_was_killed_is_not_started(tmp_path: Path) -> None:
-    """Before it could leave its pid no one knew of it (issue 23)."""
+    """The killed process's watchdog would not know its pid (issue 23)."""
     java = Java(fake_java(tmp_path, TELL), 17, has_vector=True)
     log = tmp_path / "log"
     with launching(java, log, python=None):
-        # It has another parent than us, as if that had been killed.
+        # It has another parent than us, as if we had been killed.
         program = '"$JAVA_HOME/bin/java" x; echo "status $?"'
         said = subprocess.run(
             ["/bin/sh", "-c", program], capture_output=True, check=True
@@ -102,7 +102,7 @@ def test_jvm_of_who_was_killed_is_not_started(tmp_path: Path) -> None:
     ],
 )
 def test_missing_module_is_not_asked_for(tmp_path: Path, option: tuple[str]) -> None:
-    """The one option goes, in both spellings; all else stays as it is."""
+    """Only this option is removed, in both spellings."""
     script = """for word; do echo "<$word>"; done"""
     java = Java(fake_java(tmp_path, script), 25, has_vector=False)
     log = tmp_path / "log"
@@ -115,7 +115,7 @@ def test_missing_module_is_not_asked_for(tmp_path: Path, option: tuple[str]) -> 
 def test_environment_is_restored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was set is set again, what was not is gone, and so is the shim."""
+    """All variables have their former values, and the shim is removed."""
     monkeypatch.setenv("JAVA_HOME", "/some/where")
     monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
     monkeypatch.delenv("SPARK_LOCAL_IP", raising=False)

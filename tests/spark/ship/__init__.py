@@ -1,1 +1,1 @@
-"""What reaches the executors."""
+"""Shipping files and etlstage to the executors."""

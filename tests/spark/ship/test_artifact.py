@@ -27,7 +27,7 @@ UPPER = (
 
 
 def values(spark: SparkSession, *command: str, cwd: Path | None = None) -> list[str]:
-    """Return what a stage makes of one row."""
+    """Return the results of a stage for one row."""
     frame = spark.range(0, 1, 1, 1).selectExpr("concat('row ', id) as text")
     made = transform(
         frame, Stage(name="t", worker=WorkerProgram(command=command, cwd=cwd))
@@ -36,14 +36,14 @@ def values(spark: SparkSession, *command: str, cwd: Path | None = None) -> list[
 
 
 def failure(spark: SparkSession, *command: str, cwd: Path | None = None) -> str:
-    """Return why it makes nothing."""
+    """Return the explained error of such a stage."""
     with pytest.raises(Exception) as raised:  # noqa: PT011 - its text is the point
         values(spark, *command, cwd=cwd)
     return explain(raised.value)
 
 
 def test_shipped_program_runs(spark: SparkSession, tmp_path: Path) -> None:
-    """In the folder where it is, although no one made it executable."""
+    """In the folder where Spark puts it, although it was not executable."""
     program = tmp_path / "upper.sh"
     program.write_text(UPPER)
     ship(spark, program)
@@ -53,7 +53,7 @@ def test_shipped_program_runs(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_shipped_archive_is_unpacked(spark: SparkSession, tmp_path: Path) -> None:
-    """Into a folder with a name of its own, or that of the archive."""
+    """Into a folder named after ``#``, or like the archive."""
     (tmp_path / "upper").write_text(UPPER)
     (tmp_path / "upper").chmod(0o755)
     for name in ("one.tar.gz", "two.tar.gz"):
@@ -67,7 +67,7 @@ def test_shipped_archive_is_unpacked(spark: SparkSession, tmp_path: Path) -> Non
 def test_folder_may_have_the_mark_of_archives(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """Only what stands behind the last name is another."""
+    """A ``#`` in a folder's name is not taken for the archive's."""
     (folder := tmp_path / "no #1").mkdir()
     (folder / "sharp.sh").write_text(UPPER)
     (folder / "upper").write_text(UPPER)
@@ -83,7 +83,7 @@ def test_folder_may_have_the_mark_of_archives(
 
 
 def test_folder_of_the_stage_goes_before(spark: SparkSession, tmp_path: Path) -> None:
-    """A ``cwd`` that is set is kept."""
+    """A ``cwd`` that is set takes precedence."""
     (tmp_path / "here.sh").write_text(UPPER)
     ship(spark, tmp_path / "here.sh")
     (tmp_path / "here.sh").write_text(UPPER.replace("tr a-z A-Z", "tr a-z b-za"))
@@ -92,7 +92,7 @@ def test_folder_of_the_stage_goes_before(spark: SparkSession, tmp_path: Path) ->
 
 
 def test_other_content_needs_another_name(spark: SparkSession, tmp_path: Path) -> None:
-    """Spark would go on with the old one; the same content is no matter."""
+    """Spark would keep using the old content; shipping the same again is harmless."""
     program = tmp_path / "twice.sh"
     program.write_text("one")
     ship(spark, program)
@@ -104,7 +104,7 @@ def test_other_content_needs_another_name(spark: SparkSession, tmp_path: Path) -
 
 
 def test_what_is_no_file_is_not_shipped(spark: SparkSession, tmp_path: Path) -> None:
-    """The call raises, with the remedy."""
+    """The call raises an error with the remedy."""
     with pytest.raises(ConfigError, match=r"can't ship ./nope: it does not exist"):
         ship(spark, "./nope")
     with pytest.raises(ConfigError, match="it is a folder, make an archive"):
@@ -114,7 +114,7 @@ def test_what_is_no_file_is_not_shipped(spark: SparkSession, tmp_path: Path) -> 
 def test_program_that_is_not_there_is_reported_with_its_host(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """Where it was looked for, and how to get it there."""
+    """With the place where it was looked for, and how to get it there."""
     host = re.escape(socket.gethostname())
     text = failure(spark, "./nope.py", cwd=tmp_path)
     assert text.endswith(
@@ -134,7 +134,7 @@ def test_program_that_is_not_there_is_reported_with_its_host(
 def test_zip_has_what_a_worker_imports(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also after PySpark has put it on our own path: pure Python, and all of it."""
+    """Pure Python, and complete, even after PySpark has put it on our own path."""
     ship(spark)
     monkeypatch.delitem(sys.modules, "idna", raising=False)
     path = _packed()
@@ -152,7 +152,7 @@ def test_zip_has_what_a_worker_imports(
 
 
 def bare_python(place: Path) -> str:
-    """Return an interpreter that has all packages but those that are shipped."""
+    """Return an interpreter that has all packages except those that are shipped."""
     packages = place / "packages"
     packages.mkdir()
     for path in map(Path, site.getsitepackages()):
@@ -173,7 +173,7 @@ def bare_python(place: Path) -> str:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_executors_need_neither_program_nor_etlstage(tmp_path: Path) -> None:
-    """What is missing there is reported with its remedy, and that works."""
+    """The error for what is missing there has the remedy, which works."""
     (tmp_path / "clean.py").write_text(
         "import os, etlstage\nfrom etlstage import worker\n"
         "worker.transform(lambda m: (m.upper(), etlstage.__file__.encode(),"

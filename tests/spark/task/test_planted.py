@@ -1,4 +1,4 @@
-"""Stages on executors whose worker writes too much or too little, see ``planted.py``."""
+"""Workers on executors that write too much or too little, see ``planted.py``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.planted import Plan, plan
 pytestmark = pytest.mark.spark
 
 SEEDS = (1, 5, 8, 15, 19, 24, 28, 32, 33, 37)
-"""Of each fault that a run survives some that do not take long."""
+"""Some seeds of each fault that a run survives, all of them quick."""
 
 
 def frame(planned: Plan, spark: SparkSession) -> DataFrame:
@@ -33,7 +33,7 @@ def frame(planned: Plan, spark: SparkSession) -> DataFrame:
 
 
 def transformed(planned: Plan, spark: SparkSession) -> DataFrame:
-    """Return what the stage of a plan makes of its messages, and which, if it knows."""
+    """Return the results of a plan's stage, with their messages if these are known."""
     stage = planned.stage
     keep = [] if stage.dialect.shape.batches else ["m"]
     made = transform(
@@ -44,13 +44,13 @@ def transformed(planned: Plan, spark: SparkSession) -> DataFrame:
 
 
 def run_in_one_job(plans: Sequence[Plan], spark: SparkSession) -> list[str]:
-    """Run stages, each in tasks of its own; return how they ended."""
+    """Run stages, each in its own tasks; return how they ended."""
     frames = [transformed(planned, spark) for planned in plans]
     try:
         rows = reduce(DataFrame.union, frames).collect()
     except Exception as error:
         if len(plans) > 1:
-            # It may be that of any.
+            # Any of the stages may have caused it.
             return [end for one in plans for end in run_in_one_job([one], spark)]
         text = explain(error)
         plans[0].check_failure(error, int("doubtful" in text))
@@ -93,11 +93,11 @@ async def run_pipeline(planned: Plan, spark: SparkSession, folder: Path) -> str:
 
 @pytest.mark.any_client
 def test_no_row_is_wrong_in_silence(spark: SparkSession) -> None:
-    """In all modes, at all windows, with one worker and with three (issue 10)."""
+    """In all modes, with all windows, with one worker and with three (issue 10)."""
     run_in_one_job([plan(seed) for seed in SEEDS], spark)
 
 
 @pytest.mark.anyio
 async def test_no_run_is_wrong_in_silence(spark: SparkSession, tmp_path: Path) -> None:
-    """Nor are other messages dead-lettered than those at fault (issue 10)."""
+    """Nor are messages dead-lettered that are not at fault (issue 10)."""
     await run_pipeline(plan(20), spark, tmp_path)

@@ -1,4 +1,4 @@
-"""Between Spark's thread and an event loop."""
+"""The bridge between Spark's thread and an event loop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from etlstage.spark.task.portal import Bridge, bridged
 
 
 async def echo(bridge: Bridge[Run]) -> None:
-    """Put out what is given."""
+    """Pass each run on unchanged."""
     async for run in bridge.runs():
         await bridge.put(run, len(run))
 
@@ -26,14 +26,14 @@ def numbers(count: int) -> list[Run]:
 
 
 def test_items_pass_in_order_to_the_end() -> None:
-    """Also when there are none."""
+    """Even if there are none."""
     for count in (0, 1, 100):
         with bridged(echo) as bridge:
             assert list(bridge.cross(numbers(count))) == numbers(count)
 
 
 def test_runs_pass_though_nothing_comes_of_them() -> None:
-    """And no more of them are read from Spark than are wanted, but for a few."""
+    """Only a few more runs are read from Spark than were taken."""
     read: list[int] = []
     left: list[int] = []
 
@@ -48,12 +48,12 @@ def test_runs_pass_though_nothing_comes_of_them() -> None:
     with bridged(swallow) as bridge:
         assert list(bridge.cross(runs())) == []
     assert len(left) == 50
-    # Of those that were read, a few wait; one is being read.
+    # A few of the runs that were read wait, and one is being read.
     assert all(seen <= taken + 6 for taken, seen in enumerate(left))
 
 
 def test_error_is_raised_where_it_is_waited_for() -> None:
-    """Before all runs were read, too."""
+    """Even before all runs were read."""
 
     async def fail(bridge: Bridge[Run]) -> None:
         async for _ in bridge.runs():
@@ -65,7 +65,7 @@ def test_error_is_raised_where_it_is_waited_for() -> None:
 
 
 def test_early_end_is_reported() -> None:
-    """As the end of all that is put out; the rest of the runs stays where it is."""
+    """The output ends, and the remaining runs are not read."""
 
     async def first(bridge: Bridge[Run]) -> None:
         async for run in bridge.runs():
@@ -80,7 +80,7 @@ def test_early_end_is_reported() -> None:
 
 @pytest.mark.parametrize("error", [None, GeneratorExit])
 def test_leaving_early_cancels_what_runs(error: type[BaseException] | None) -> None:
-    """Whatever it waits for, and whatever the reason."""
+    """Whatever the function waits for, and whatever the reason."""
     ended = threading.Event()
 
     async def wait(bridge: Bridge[Run]) -> None:
@@ -103,7 +103,7 @@ def test_leaving_early_cancels_what_runs(error: type[BaseException] | None) -> N
 
 
 def test_what_is_not_taken_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In bytes: who puts more waits until some were taken."""
+    """In bytes: putting more waits until some were taken."""
     monkeypatch.setattr(module, "_UNREAD", 10)
     monkeypatch.setattr(module, "_ITEM", 0)
     put: list[int] = []

@@ -1,4 +1,4 @@
-"""What runs in Spark's Python worker, without Spark."""
+"""The code that runs in Spark's Python worker, without Spark."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ SDK = "import os, sys; from etlstage import worker; worker.{}({})"
 
 
 def stage(function: str, call: str = "transform", **options: object) -> Stage:
-    """Return a stage whose worker answers with ``function`` of ``m``."""
+    """Return a stage whose worker replies with ``function`` of ``m``."""
     command = (sys.executable, "-c", SDK.format(call, function))
     return Stage(name="t", worker=command, **options)  # type: ignore[arg-type]
 
 
 def given(*batches: list[bytes]) -> Iterator[pa.RecordBatch]:
-    """Yield batches as Spark does, numbers beside the messages."""
+    """Yield batches as Spark does, with a kept column of numbers."""
     start = 0
     for messages in batches:
         numbers = pa.array(range(start, start + len(messages)), pa.int64())
@@ -41,7 +41,7 @@ def given(*batches: list[bytes]) -> Iterator[pa.RecordBatch]:
 
 
 def rows(made: Iterator[pa.RecordBatch]) -> list[tuple[int, bytes]]:
-    """Return what came of the messages, and of which."""
+    """Return the results with the numbers of their messages."""
     found: list[tuple[int, bytes]] = []
     for batch in made:
         numbers = batch.column(1).field(0).to_pylist()
@@ -50,7 +50,7 @@ def rows(made: Iterator[pa.RecordBatch]) -> list[tuple[int, bytes]]:
 
 
 def test_batches_come_back_in_order() -> None:
-    """More of them than are ahead at once, empty ones too."""
+    """Even more batches than are read ahead, and empty ones."""
     batches = [[b"%d" % n] * n for n in (3, 0, 5000, 1, 0, 20_000, 7, 1, 1, 0)]
     task = Task(stage("lambda m: (m,)"), texts=False)
     messages = [m for batch in batches for m in batch]
@@ -58,14 +58,14 @@ def test_batches_come_back_in_order() -> None:
 
 
 def test_nothing_is_waited_for_behind_empty_batches() -> None:
-    """However many of them there are in a row."""
+    """However many empty batches come in a row."""
     task = Task(stage("lambda m: (m,)"), texts=False)
     assert rows(task.run(given(*[[]] * 9, [b"a"], *[[]] * 9))) == [(0, b"a")]
 
 
 @pytest.mark.parametrize("kind", [pa.large_binary(), pa.string(), pa.large_string()])
 def test_messages_are_bytes_however_spark_gives_them(kind: pa.DataType) -> None:
-    """As text, and with 64 bits for where a message begins, if it is set to."""
+    """Spark may pass text, and 64-bit offsets, depending on its settings."""
     messages = [b"a", b"", "cœç".encode()]
     batch = pa.record_batch({"message": pa.array(messages, pa.binary()).cast(kind)})
     (made,) = Task(stage("lambda m: (m,)"), texts=False).run(iter([batch]))
@@ -73,7 +73,7 @@ def test_messages_are_bytes_however_spark_gives_them(kind: pa.DataType) -> None:
 
 
 def test_worker_that_dies_costs_nothing(tmp_path: Path) -> None:
-    """What it held is tried again, alone or as before, and all rows come in order."""
+    """Its messages are retried, alone or together, and all rows come in order."""
     died = tmp_path / "died"
     function = (
         f"lambda m: os._exit(open({str(died)!r}, 'w').close() or 3)"
@@ -92,7 +92,7 @@ def test_worker_that_dies_costs_nothing(tmp_path: Path) -> None:
 def test_message_with_a_marker_fails_alone(
     monkeypatch: pytest.MonkeyPatch, rows_at_once: int
 ) -> None:
-    """What came before it is answered; the error names the marker and the message."""
+    """Earlier messages are processed; the error names the marker and the message."""
     monkeypatch.setattr(rows_module, "_ROWS", rows_at_once)
     task = Task(stage("lambda m: (m,)"), texts=False)
     with pytest.raises(StageFailed, match=r"marker eop '\\000' at offset 1") as raised:
@@ -101,7 +101,7 @@ def test_message_with_a_marker_fails_alone(
 
 
 def test_failed_message_is_named() -> None:
-    """Its retries are over: so is the task."""
+    """Without further retries, the task fails."""
     dying = stage(
         "lambda m: os._exit(3) if m else (m,)",
         on_error=ErrorPolicy(retries=0),
@@ -113,7 +113,7 @@ def test_failed_message_is_named() -> None:
 
 
 def test_errors_are_rows_if_they_are_to_be() -> None:
-    """Refused, lost for good, never sent, or no text: each where it stood."""
+    """For rejected, lost and invalid messages, and for replies that are no text."""
     function = (
         "lambda m: exec('raise worker.Refuse(\"no date\")') if m == b'no'"
         " else os._exit(3) if m == b'die' else [bytes([255]), m] if m == b'raw' else [m] * 2"
@@ -152,21 +152,21 @@ def test_errors_are_rows_if_they_are_to_be() -> None:
 
 
 def test_errors_of_a_stage_are_no_rows() -> None:
-    """They concern no message."""
+    """They concern no message, so they fail the task."""
     task = Task(Stage(name="t", worker=("no-such-program",)), texts=False, errors=True)
     with pytest.raises(WorkerStartFailed, match="there is no program"):
         rows(task.run(given([b"a"])))
 
 
 def test_program_that_is_not_there_is_missed() -> None:
-    """However many batches there are to come."""
+    """However many batches are still to come."""
     task = Task(Stage(name="t", worker=("no-such-program",)), texts=False)
     with pytest.raises(WorkerStartFailed, match="there is no program"):
         rows(task.run(given(*[[b"a"]] * 20)))
 
 
 def test_stage_may_answer_in_batches() -> None:
-    """Their outputs come in order, where no columns are kept."""
+    """The results come in order, if no columns are kept."""
     batches = (b.select(["message"]) for b in given([b"a", b"b", b"c"], [b"d"]))
     batch = stage(
         "lambda ms: (b'+'.join(ms),)",
@@ -179,7 +179,7 @@ def test_stage_may_answer_in_batches() -> None:
 
 
 def test_much_from_little_waits_for_its_reader(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replies that no one takes yet are not piled up without bound."""
+    """Replies that are not yet taken are limited in size."""
     monkeypatch.setattr(bridge, "_UNREAD", 1)
     task = Task(stage("lambda m: [m * 1000] * 100"), texts=False)
     made = task.run(given(*[[b"%03d" % n for n in range(50)]] * 3))
@@ -187,7 +187,7 @@ def test_much_from_little_waits_for_its_reader(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_replies_that_are_doubtful_fail_the_task() -> None:
-    """A row may have the value of another, and it showed too late (issue 10)."""
+    """A row may have another's value, which was noticed too late (issue 10)."""
     task = Task(Stage(name="t", worker=AGAIN), texts=False)
     with pytest.raises(
         RepliesDoubtful, match="stage t: results of 1 message may be mismatched"

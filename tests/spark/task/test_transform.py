@@ -22,28 +22,28 @@ pytestmark = pytest.mark.spark
 
 
 def stage(function: str, **options: object) -> Stage:
-    """Return a stage whose worker answers with ``function`` of ``m``."""
+    """Return a stage whose worker replies with ``function`` of ``m``."""
     program = f"import os; from etlstage import worker; worker.transform({function})"
     command = (sys.executable, "-c", program)
     return Stage(name="t", worker=command, **options)  # type: ignore[arg-type]
 
 
 def failure(frame: DataFrame) -> str:
-    """Return why ``frame`` can't be computed."""
+    """Return the explained error of computing ``frame``."""
     with pytest.raises(Exception) as raised:  # noqa: PT011 - its text is the point
         frame.collect()
     return explain(raised.value)
 
 
 def hanging(place: Path, **options: object) -> Stage:
-    """Return a stage whose worker writes its pids to a file, and never answers."""
+    """Return a stage whose worker writes its pids to a file, and never replies."""
     (program := place / "hanging.py").write_text(HANGING)
     command = (sys.executable, "-S", str(program), str(place))
     return Stage(name="t", worker=command, **options)  # type: ignore[arg-type]
 
 
 def test_rows_pass_through_workers_in_order(spark: SparkSession) -> None:
-    """Each partition has a worker, its rows keep their order, more than one batch."""
+    """Each partition has a worker, and its rows keep their order across batches."""
     frame = spark.range(0, 45_000, 1, 3).selectExpr("concat('row ', id) as text")
     made = transform(frame, stage("lambda m: (m.upper(),)"))
     assert made.schema.simpleString() == "struct<value:string>"
@@ -54,7 +54,7 @@ def test_rows_pass_through_workers_in_order(spark: SparkSession) -> None:
 def test_reply_of_none_or_many_becomes_rows_with_what_is_kept(
     spark: SparkSession,
 ) -> None:
-    """Kept columns stand beside every row that their message became."""
+    """Each result has the kept columns of its message's row."""
     frame = spark.range(0, 25_000, 1, 2).selectExpr(
         "id", "named_struct('a', id, 'b', null) as nested", "repeat('x', id % 4) as m"
     )
@@ -69,7 +69,7 @@ def test_reply_of_none_or_many_becomes_rows_with_what_is_kept(
 
 @pytest.mark.any_client
 def test_binary_message_gives_binary_rows(spark: SparkSession) -> None:
-    """What is no text stays as it is."""
+    """Bytes that are no text are unchanged."""
     payloads = [b"", b"\xff\xfe", b"x" * 70_000]
     frame = spark.createDataFrame([(bytearray(p),) for p in payloads], "m binary")
     made = transform(frame, stage("lambda m: (m,)"))
@@ -81,7 +81,7 @@ def test_binary_message_gives_binary_rows(spark: SparkSession) -> None:
 
 @pytest.mark.any_client
 def test_replies_in_json_become_typed_columns(spark: SparkSession) -> None:
-    """The message is the row in JSON by default, and so is the reply by schema."""
+    """By default a message is the row as JSON; with a schema, so is the reply."""
     frame = spark.range(0, 4, 1, 2).selectExpr("id", "id * 0.5D as half")
     made = transform(frame, stage("lambda m: (m,)"), schema="half double")
     assert made.schema.simpleString() == "struct<half:double>"
@@ -93,7 +93,7 @@ def test_replies_in_json_become_typed_columns(spark: SparkSession) -> None:
 
 
 def test_nothing_runs_before_it_is_asked_for(spark: SparkSession) -> None:
-    """A program that is not there is missed by the job, and not by the plan."""
+    """A missing program fails the job, not the plan."""
     frame = spark.range(0, 2, 1, 1).selectExpr("cast(id as string)")
     made = transform(frame, Stage(name="t", worker=("no-such-program",)))
     assert "there is no program 'no-such-program' on PATH" in failure(made)
@@ -102,7 +102,7 @@ def test_nothing_runs_before_it_is_asked_for(spark: SparkSession) -> None:
 
 
 def test_message_that_fails_fails_its_task(spark: SparkSession) -> None:
-    """The error shows which message, where, and what the worker's fate was."""
+    """The error has the message, its partition, and how the worker ended."""
     frame = spark.range(0, 9, 1, 1).selectExpr("cast(id as string)")
     policy = ErrorPolicy(retries=0)
     failing = stage("lambda m: os._exit(3) if m == b'5' else (m,)", on_error=policy)
@@ -112,7 +112,7 @@ def test_message_that_fails_fails_its_task(spark: SparkSession) -> None:
 
 
 def test_errors_have_a_column(spark: SparkSession) -> None:
-    """With what is kept; a reply that does not fit the schema is one, too."""
+    """With kept columns; a reply that does not fit the schema is an error, too."""
     frame = spark.range(0, 30, 1, 2).selectExpr("id", "cast(id as string) as m")
     function = (
         "lambda m: (b'{}' if m == b'7' else b'{\"n\": %d}' % (100 // (int(m) - 5)),)"
@@ -153,7 +153,7 @@ for line in sys.stdin:
 
 @pytest.mark.any_client
 def test_no_value_comes_into_another_row(spark: SparkSession) -> None:
-    """A worker that answers twice, or greets, can't shift what is behind (issue 10)."""
+    """A worker that replies twice, or greets, can't shift later replies (issue 10)."""
     frame = spark.range(0, 400, 1, 2).selectExpr("id", "cast(id as string) as m")
     command = (sys.executable, "-c", TWICE)
     again = RestartPolicy(delay=0.01)
@@ -171,7 +171,7 @@ def test_no_value_comes_into_another_row(spark: SparkSession) -> None:
 
 
 def test_column_of_errors_must_be_the_only_one(spark: SparkSession) -> None:
-    """Renamed, it is known which is which."""
+    """Otherwise the columns could not be told apart."""
     frame = spark.range(1).selectExpr("id as error", "cast(id as string) as m")
     with pytest.raises(ConfigError, match="'error' would be there twice: errors='col"):
         transform(frame, stage(""), message="m", keep=["error"], errors="column")
@@ -183,7 +183,7 @@ def test_column_of_errors_must_be_the_only_one(spark: SparkSession) -> None:
 
 @pytest.mark.any_client
 def test_reply_that_does_not_fit_fails_its_task(spark: SparkSession) -> None:
-    """Neither what is no text passes for text, nor any JSON for any schema."""
+    """Invalid UTF-8 is not taken for text, nor any JSON for any schema."""
     frame = spark.range(0, 1, 1, 1).selectExpr("cast(id as string)")
     text = failure(transform(frame, stage("lambda m: (bytes([255]),)")))
     assert "stage t: a reply is not UTF-8 (message 1 of partition 0)" in text
@@ -193,7 +193,7 @@ def test_reply_that_does_not_fit_fails_its_task(spark: SparkSession) -> None:
 
 @pytest.mark.any_client
 def test_message_that_can_not_be_sent_fails_its_task(spark: SparkSession) -> None:
-    """A null is not taken for nothing, and a marker is named."""
+    """A null is not taken for an empty message; a marker is named."""
     frame = spark.createDataFrame([("a",), (None,)], "m string").coalesce(1)
     text = failure(transform(frame, stage("lambda m: (m,)")))
     assert "stage t: message is null in 1 of 2 rows" in text
@@ -203,7 +203,7 @@ def test_message_that_can_not_be_sent_fails_its_task(spark: SparkSession) -> Non
 
 
 def test_stage_that_does_not_fit_is_refused(spark: SparkSession) -> None:
-    """At the call, not in a task."""
+    """The call raises, not a task."""
     frame = spark.range(1).selectExpr("id", "cast(id as string) as m")
     load = stage("", kind=StageKind.LOAD)
     with pytest.raises(ConfigError, match="of kind load, expected transform"):
@@ -223,7 +223,7 @@ def test_stage_that_does_not_fit_is_refused(spark: SparkSession) -> None:
 
 @pytest.mark.any_client
 def test_worker_does_not_see_secrets_of_spark(spark: SparkSession) -> None:
-    """Its environment has what it needs, and nothing by which to reach Spark."""
+    """Its environment has what it needs, but nothing that gives access to Spark."""
     frame = spark.range(0, 1, 1, 1).selectExpr("cast(id as string)")
     made = transform(frame, stage("lambda m: (name.encode() for name in os.environ)"))
     names = {row.value for row in made.collect()}
@@ -233,7 +233,7 @@ def test_worker_does_not_see_secrets_of_spark(spark: SparkSession) -> None:
 
 
 def test_limit_leaves_no_worker_behind(spark: SparkSession, tmp_path: Path) -> None:
-    """Whoever has enough rows ends the task, and that ends its worker."""
+    """A limit ends the task early, and that ends its worker."""
     frame = spark.range(0, 10**9, 1, 1).selectExpr("cast(id as string)")
     made = transform(frame, stage("lambda m: (b'%d' % os.getpid(),)"))
     (row,) = made.limit(1).collect()
@@ -245,7 +245,7 @@ def test_limit_leaves_no_worker_behind(spark: SparkSession, tmp_path: Path) -> N
 def test_nothing_outlives_the_task(
     spark: SparkSession, tmp_path: Path, end: str
 ) -> None:
-    """Neither the worker nor what it has started, when Spark's worker is killed."""
+    """Neither the worker nor its child, if Spark's worker is killed or cancelled."""
     frame = spark.range(0, 10, 1, 1).selectExpr("cast(id as string)")
     made = transform(frame, hanging(tmp_path, timeout=Timeouts(message=None)))
     errors: list[str] = []
@@ -264,14 +264,14 @@ def test_nothing_outlives_the_task(
 
 @pytest.mark.any_client
 def test_worker_that_hangs_is_named(spark: SparkSession, tmp_path: Path) -> None:
-    """At its deadline it is replaced, and so is the next; then the task fails."""
+    """It is replaced after its deadline, as is the next; then the task fails."""
     frame = spark.range(0, 10, 1, 1).selectExpr("cast(id as string)")
     policy = ErrorPolicy(retries=1)
     timeout = Timeouts(message=1, stop=0.2)
     hangs = hanging(tmp_path, timeout=timeout, on_error=policy)
     text = failure(transform(frame, hangs))
     assert "did not answer a message within 1 s" in text
-    # It reads nothing, which is no progress: so its restarts are what ends the stage.
+    # It reads nothing, so makes no progress: the limit of restarts ends the stage.
     assert "restarts without progress" in text
     assert "(message 1 of partition 0)" in text
     pids = wait_for_pids(tmp_path, 2)

@@ -1,4 +1,4 @@
-"""What waits for workers, and which of them may take it."""
+"""The messages that wait for workers, and which worker may take them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ LOST = WorkerLost("lost", stage="t")
 
 
 def submission(*messages: bytes) -> Submission:
-    """Return a submission that waits."""
+    """Return a submission whose messages wait."""
     made = Submission(lambda: None)
     made.feed(list(messages), 0.0)
     return made
 
 
 def backlog(*submissions: Submission, workers: int = 1) -> Backlog:
-    """Return what waits for so many workers, numbered from 0."""
+    """Return a backlog for ``workers`` workers, numbered from 0."""
     made = Backlog()
     for number in range(workers):
         made.join(number)
@@ -28,12 +28,12 @@ def backlog(*submissions: Submission, workers: int = 1) -> Backlog:
 
 
 def suspect(of: Submission) -> Exchange:
-    """Return a message that a worker was lost with."""
+    """Return a message whose worker was lost."""
     return of.take(1, 100)
 
 
 def test_life_of_workers_that_are_lost() -> None:
-    """The last ones count most, and those not that were given nothing (issue 13)."""
+    """Recent losses count most; workers that were given nothing don't (issue 13)."""
     waiting, lives = backlog(), []
     for messages in (100, 0, 10, 1):
         waiting.record_loss(messages)
@@ -56,7 +56,7 @@ def test_suspect_is_handed_out_once() -> None:
 
 
 def test_suspects_of_a_caller_that_is_gone_are_forgotten() -> None:
-    """Those of others stay."""
+    """Those of other callers stay."""
     one, two = submission(b"a"), submission(b"b")
     waiting = backlog(one, two)
     kept = suspect(two)
@@ -70,7 +70,7 @@ def test_suspects_of_a_caller_that_is_gone_are_forgotten() -> None:
 
 
 def test_everything_fails_when_no_worker_is_left() -> None:
-    """Suspects, what waits, and what is submitted later."""
+    """Suspects, waiting messages, and those submitted later."""
     one, later = submission(b"a", b"b"), submission(b"c")
     waiting = backlog(one)
     waiting.suspects.append(suspect(one))
@@ -84,7 +84,7 @@ def test_everything_fails_when_no_worker_is_left() -> None:
 
 
 def test_worker_that_is_missed_leaves_orphans() -> None:
-    """One that was too many does not."""
+    """A worker that was not needed any more does not."""
     waiting = backlog(workers=2)
 
     waiting.leave(0, failed=False)
@@ -101,7 +101,7 @@ def keyed() -> Submission:
 
 
 def test_lane_of_a_worker_that_is_gone_has_an_heir() -> None:
-    """What is in flight does not keep it with the dead."""
+    """Messages in flight do not tie the lane to the dead worker."""
     lane = keyed()
     waiting = backlog(lane, workers=2)
     owner = 0 if waiting.in_turn(0) else 1
@@ -113,7 +113,7 @@ def test_lane_of_a_worker_that_is_gone_has_an_heir() -> None:
 
 
 def test_demand_is_what_one_more_worker_might_take() -> None:
-    """Not the keys of a busy one, nor the only ones of another (issue 12)."""
+    """Not the keys of a busy worker, nor another worker's only lane (issue 12)."""
     waiting = Backlog()
     lanes = [Submission(lambda: None, keyed=True) for _ in range(2)]
     for lane in lanes:
@@ -133,7 +133,7 @@ def test_demand_is_what_one_more_worker_might_take() -> None:
 
 
 def test_demand_without_keys_is_all_that_waits() -> None:
-    """What is to be tried again, too."""
+    """Including what is to be tried again."""
     one = submission(b"a", b"b")
     waiting = backlog(one)
     waiting.suspects.append(suspect(one))
@@ -141,7 +141,7 @@ def test_demand_without_keys_is_all_that_waits() -> None:
 
 
 def test_pending_is_what_has_not_ended() -> None:
-    """Whether a worker has it or not; what is collected late does not count."""
+    """With a worker or waiting; results that are not collected yet don't count."""
     one = submission(b"a", b"b")
     waiting = backlog(one)
     taken = one.take(1, 100)
@@ -155,7 +155,7 @@ def test_pending_is_what_has_not_ended() -> None:
 
 
 def test_suspect_of_a_lane_is_for_its_owner() -> None:
-    """Others try what stands behind it, or nothing."""
+    """Other workers try other messages, not those after it, or nothing."""
     lane, other = keyed(), submission(b"c")
     waiting = backlog(lane, other, workers=2)
     owner = 0 if lane in waiting.in_turn(0) else 1

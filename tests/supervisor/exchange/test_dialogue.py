@@ -1,4 +1,4 @@
-"""What a caller keeps open, without a worker; ``test_named.py`` has some."""
+"""A dialogue that a caller keeps open, without a worker; see also ``test_named.py``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from etlstage.supervisor.exchange.round import Dialogue
 
 
 def opened(calls: list[int] | None = None) -> Dialogue:
-    """Return one that a worker has taken; it notes each call in ``calls``."""
+    """Return a dialogue that a worker has taken; its callbacks append to ``calls``."""
     noted: list[int] = [] if calls is None else calls
     dialogue = Dialogue(lambda: noted.append(1), "chat", max_waiting=2 * OVERHEAD)
     dialogue.take(1, 9)
@@ -26,7 +26,7 @@ def end(dialogue: Dialogue, *group: bytes, error: WorkerLost | None = None) -> N
 
 
 def test_caller_waits_when_too_much_does() -> None:
-    """It is notified when there is room."""
+    """The caller is notified when there is room."""
     calls: list[int] = []
     dialogue = opened(calls)
     dialogue.write(b"one")
@@ -38,7 +38,7 @@ def test_caller_waits_when_too_much_does() -> None:
 
 
 def test_end_is_sent_once() -> None:
-    """With what is left, or alone."""
+    """With the remaining messages, or alone."""
     dialogue = opened()
     assert not dialogue.has_input
     dialogue.write(b"x")
@@ -51,7 +51,7 @@ def test_end_is_sent_once() -> None:
 
 @pytest.mark.parametrize("error", [None, WorkerLost("died", stage="t")])
 def test_nothing_is_sent_behind_the_end(error: WorkerLost | None) -> None:
-    """Nor does anybody wait until it could be."""
+    """Nor does a caller wait until it could be."""
     dialogue = opened()
     dialogue.write(b"x" * OVERHEAD * 3)
     assert dialogue.full
@@ -65,7 +65,7 @@ def test_nothing_is_sent_behind_the_end(error: WorkerLost | None) -> None:
 
 
 def test_who_waits_for_it_hears_that_it_is_forgotten() -> None:
-    """What was to be sent is dropped."""
+    """Messages that were to be sent are dropped."""
     calls: list[int] = []
     dialogue = opened(calls)
     dialogue.write(b"x" * OVERHEAD * 3)
@@ -76,7 +76,7 @@ def test_who_waits_for_it_hears_that_it_is_forgotten() -> None:
 
 @pytest.mark.parametrize("passed", ["nothing", "in", "out", "end"])
 def test_another_worker_is_asked_if_nothing_has_passed(passed: str) -> None:
-    """What was sent is gone, and what was received can't be taken back."""
+    """Messages that were sent are gone, and outputs can't be taken back."""
     dialogue = opened()
     if passed == "in":
         dialogue.write(b"x")

@@ -1,4 +1,4 @@
-"""A dispatcher and its worker: suspects, what is doubted, and who has nothing."""
+"""A dispatcher and its worker: suspects, doubtful replies, and idle workers."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ def begun(*messages: bytes, window: int = 1) -> tuple[Line, Submission]:
 
 
 def answer(line: Line) -> None:
-    """Answer the only message that the worker has."""
+    """Answer the worker's only message."""
     line.answer(())
 
 
 def opened(messages: list[bytes], number: int = 2) -> Opened:
-    """Return the event that opens exchanges behind the first."""
+    """Return the event that opens exchanges after the first."""
     return Opened(number, messages)
 
 
 def test_batches_that_were_answered_count_in_messages() -> None:
-    """Two of three batches were: two messages, and one."""
+    """Two of three batches were answered: with two messages, and with one."""
     line = Line(stage(Mode.BATCH_SUPERVISOR, batch=BatchPolicy(size=2)))
     caller = line.submission()
     caller.feed([b"1", b"2", b"3"], 0.0)
@@ -65,7 +65,7 @@ def test_no_one_waits_for_the_rounds_of_who_is_gone() -> None:
 
 
 def test_suspect_is_tried_alone_by_an_idle_worker() -> None:
-    """Who is busy gets idle for it, where no one fresh may come."""
+    """A busy worker is drained first, if no fresh worker may be started."""
     line, caller = begun(b"1", b"2", b"3")
     suspect = caller.take(1, 99)
     line.backlog.suspects.append(suspect)
@@ -80,7 +80,7 @@ def test_suspect_is_tried_alone_by_an_idle_worker() -> None:
 
 
 def test_suspect_waits_for_what_was_answered_to_be_proven() -> None:
-    """Its worker has nothing else to be blamed for then."""
+    """So that the worker can't die of anything else then."""
     line, caller = begun(b"1", window=9)
     caller.feed([b"2"], 0.0)
     line.backlog.suspects.append(caller.take(1, 99))
@@ -92,7 +92,7 @@ def test_suspect_waits_for_what_was_answered_to_be_proven() -> None:
 
 
 def test_suspect_of_a_lane_keeps_no_one_else() -> None:
-    """Its owner tries it; a fresh worker goes on with other things."""
+    """The lane's owner tries it; a fresh worker takes other messages."""
     line = Line(stage())
     lane = Submission(lambda: None, keyed=True)
     line.backlog.open(lane)
@@ -106,7 +106,7 @@ def test_suspect_of_a_lane_keeps_no_one_else() -> None:
 
 
 def test_worker_that_is_to_go_tries_nothing() -> None:
-    """It ends with what it has."""
+    """It only completes what it has."""
     line, caller = begun(b"1", b"2")
     answer(line)
     line.backlog.suspects.append(caller.take(1, 99))
@@ -116,7 +116,7 @@ def test_worker_that_is_to_go_tries_nothing() -> None:
 
 
 def test_nothing_is_tried_when_no_one_is_left() -> None:
-    """Halves of a batch neither: they would wait for ever (issue 12)."""
+    """Nor halves of a batch, which would wait forever (issue 12)."""
     line, caller = begun(b"1")
     line.backlog.fail(LOST)
 
@@ -129,7 +129,7 @@ def test_nothing_is_tried_when_no_one_is_left() -> None:
 
 
 def lose(line: Line, owed: int = 1, mispaired: int | None = None) -> Loss:
-    """Lose the worker of a line; of what it has, so many exchanges were answered."""
+    """Lose a line's worker, with ``owed`` exchanges that it has not answered."""
     died = Attempt("t-1", 1, "died")
     return line.dispatcher.lose(
         died, lambda _: LOST, owed=owed, untouched=False, mispaired=mispaired
@@ -137,7 +137,7 @@ def lose(line: Line, owed: int = 1, mispaired: int | None = None) -> Loss:
 
 
 def test_replies_that_do_not_add_up_are_nobodys_fault() -> None:
-    """All of the block goes back, and on in lock-step; nothing was seen (issue 9)."""
+    """The whole block goes back, and proceeds in lock-step; no try counts (issue 9)."""
     line, caller = begun(b"1", b"2", b"3", window=3)
 
     assert lose(line, mispaired=2) == Loss(3, retried=3, failed=0, tries=0)
@@ -147,7 +147,7 @@ def test_replies_that_do_not_add_up_are_nobodys_fault() -> None:
 
 
 def test_lone_message_with_a_wrong_count_is_to_blame() -> None:
-    """What was given behind it is not."""
+    """Messages given after it are not."""
     line = Line(stage(window=2, on_error=ErrorPolicy(retries=0)))
     caller = line.submission()
     caller.feed([b"1", b"2"], 0.0)
@@ -159,7 +159,7 @@ def test_lone_message_with_a_wrong_count_is_to_blame() -> None:
 
 
 def test_what_was_answered_is_not_to_blame_for_a_death() -> None:
-    """It goes back where it came from; what is owed is tried alone."""
+    """It goes back to its caller; the unanswered message is tried alone."""
     line, caller = begun(b"1", b"2", b"3", window=3)
 
     assert line.dispatcher.answered(1) == 2
@@ -169,7 +169,7 @@ def test_what_was_answered_is_not_to_blame_for_a_death() -> None:
 
 
 def test_round_of_a_program_ends_with_it() -> None:
-    """If there is one: a program may end before anybody wants what it writes."""
+    """If there is one: a program may end before anyone wants its output."""
     line = Line(stage(Mode.PLAIN, kind=StageKind.EXTRACT))
     dispatcher = line.dispatcher
     dispatcher.added(1, [b"too early"])

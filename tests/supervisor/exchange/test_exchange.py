@@ -1,4 +1,4 @@
-"""One exchange: what is taken from it, what is left, how it ends."""
+"""One exchange: what is taken from it, what remains, and how it ends."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ NO, NEVER = (WorkerRefusal(text, stage="t", code=0, reason=text) for text in "nN
 
 
 def exchange(*messages: bytes) -> Exchange:
-    """Return an exchange of a submission of its own, which has more before it."""
+    """Return an exchange from the middle of its own submission."""
     submission = Submission(lambda: None)
     size = sum(map(len, messages))
     return Exchange(submission, 4, list(messages), size, (DIED,), 1)
 
 
 def test_first_messages_are_taken_from_the_rest() -> None:
-    """Their places stay what they were."""
+    """They keep their places in the submission."""
     whole = exchange(b"a", b"bb", b"ccc")
     first = whole.take(2, 100)
 
@@ -53,7 +53,7 @@ def test_whole_exchange_is_its_own_rest() -> None:
 
 
 def test_parts_have_the_history_of_the_whole() -> None:
-    """Each was in the hands of who died."""
+    """All of them were with the worker that died."""
     first, second = exchange(b"a", b"bb", b"ccc").split(1)
 
     assert (first.start, first.messages, first.size) == (4, [b"a"], 1)
@@ -79,7 +79,7 @@ def test_outcome_of_a_batch_belongs_to_its_last_message() -> None:
 
 
 def test_outcome_of_single_messages_is_what_the_worker_made_of_them() -> None:
-    """One reply each."""
+    """One reply for each message."""
     groups: list[tuple[bytes, ...]] = [(b"a",), ()]
 
     assert Outcome(0, [b"a", b"b"], groups, 2).replies is groups
@@ -127,7 +127,7 @@ def test_outcome_without_refusals_is_one_part() -> None:
 
 
 def test_cut_of_an_outcome_has_its_refusals() -> None:
-    """Counted from its own beginning."""
+    """With places counted from the beginning of the cut."""
     part = answered().cut(2, 5)
 
     assert (part.start, part.messages) == (9, [b"c", b"d", b"e"])
@@ -135,7 +135,7 @@ def test_cut_of_an_outcome_has_its_refusals() -> None:
 
 
 def test_errors_of_refusals_are_made_when_they_are_looked_at() -> None:
-    """What waits in a block is cheap; each who looks has his own (issue 10)."""
+    """Replies in a block stay cheap; each access makes new errors (issue 10)."""
     made: list[str] = []
 
     def no(reason: str) -> WorkerRefusal:
@@ -152,7 +152,7 @@ def test_errors_of_refusals_are_made_when_they_are_looked_at() -> None:
 
 
 def test_outcome_has_the_history_of_its_exchange() -> None:
-    """When it is to be tried again."""
+    """For when it is tried again."""
     whole = exchange(b"a", b"b")
     (part,) = Outcome(5, [b"b"], (), 1, error=NO).parts()
     again = whole.of(part)
@@ -165,7 +165,7 @@ def promising(
     expect: ReplyContract,
     on_mismatch: Literal["dead_letter", "fail", "count"] = "dead_letter",
 ) -> tuple[Checker, Stage]:
-    """Return what looks at replies, and the stage."""
+    """Return a checker of replies, and its stage."""
     run = Stage(name="s", worker=("a",), expect=expect, on_mismatch=on_mismatch)
     return Checker(run.expect), run
 
@@ -174,7 +174,7 @@ def promising(
 def test_replies_that_break_a_contract_are_refused(
     end: Literal["dead_letter", "fail"],
 ) -> None:
-    """Beside those that the worker refused; the others stay (issue 26)."""
+    """In addition to those that the worker refused; others stay (issue 26)."""
     checker, run = promising(ReplyContract(outputs=1), end)
     messages = [b"a", b"b", b"c", b"d"]
     groups = [(b"1",), (), (b"1", b"2"), (b"3",)]
@@ -192,7 +192,7 @@ def test_replies_that_break_a_contract_are_refused(
 
 
 def test_replies_that_keep_a_contract_are_as_they_were() -> None:
-    """Nothing is copied; what has failed has no reply to be checked (issue 26)."""
+    """Nothing is copied; a failed message has no reply to be checked (issue 26)."""
     checker, run = promising(expect=ReplyContract(outputs=1, json=True))
     kept = Outcome(0, [b"a", b"b"], [(b"1",), (b"2",)], 2)
     assert kept.checked(checker, run) is kept
@@ -210,7 +210,7 @@ def test_reply_to_one_message_breaks_a_contract() -> None:
 
 
 def test_mismatches_that_are_only_counted() -> None:
-    """The outputs are passed on as they are (issue 26)."""
+    """The outputs are passed on unchanged (issue 26)."""
     contract = ReplyContract(outputs=1, max_seconds=1)
     checker, run = promising(expect=contract, on_mismatch="count")
     outcome = Outcome(7, [b"a", b"b"], [(), (b"1",)], 2)

@@ -1,4 +1,4 @@
-"""What a worker is given next: batches when they are ripe, and as it asks."""
+"""What a worker is given next: batches when they are ripe, and messages on request."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from etlstage.supervisor.exchange.submission import Submission
 
 
 def filled(*messages: bytes, at: float = 100.0) -> Submission:
-    """Return a submission in which messages wait."""
+    """Return a submission with waiting messages."""
     submission = Submission(lambda: None)
     submission.feed(list(messages), at)
     return submission
@@ -34,17 +34,17 @@ def test_batch_waits_for_the_time_of_its_first_message() -> None:
     "policy", [BatchPolicy(size=2), BatchPolicy(bytes=4), BatchPolicy(size=1)]
 )
 def test_full_batch_is_ripe(policy: BatchPolicy) -> None:
-    """By count or by bytes, at the bound itself."""
+    """By count or by bytes, exactly at the limit."""
     assert ripe_at(filled(b"12", b"34"), policy) == 0.0
 
 
 def test_batch_below_its_bounds_is_not_ripe() -> None:
-    """One message, or one byte, is missing."""
+    """It is one message, or one byte, short."""
     assert ripe_at(filled(b"12", b"34"), BatchPolicy(size=3, bytes=5)) == 101.0
 
 
 def test_last_batch_is_ripe() -> None:
-    """Nothing more will come."""
+    """No more messages will come."""
     submission = filled(b"1")
     submission.close()
 
@@ -55,7 +55,7 @@ def test_last_batch_is_ripe() -> None:
 
 
 class Asking:
-    """A worker that asks for each message, and what waits for it."""
+    """A worker that asks for each message, and the messages that wait for it."""
 
     def __init__(self, *messages: bytes, size: int = 3, **dialect: bool) -> None:
         self.stage = Stage(
@@ -71,24 +71,24 @@ class Asking:
         self.dispatcher = Dispatcher(self.stage, self.backlog)
 
     def suspect(self, count: int) -> None:
-        """Have the worker try what another was lost with: no one else may come."""
+        """Have the worker try a lost exchange, as no other worker may be started."""
         self.backlog.suspects.append(self.caller.take(count, 99))
         self.backlog.orphaned = True
 
     def ask(self, owed: int = 1) -> list[bytes] | None:
-        """Return the message that it gets, none if its batch ends, None for nothing."""
+        """Return the next message; an empty list ends its batch, None: nothing."""
         event = self.dispatcher.next(100.0, owed, room=1)
         assert event is None or isinstance(event, Opened | Added)
         return None if event is None else list(event.messages)
 
     def answer(self) -> None:
-        """End the batch that the worker has."""
+        """End the worker's current batch."""
         front = self.dispatcher.open.ranges[0]
         self.dispatcher.ended(Ended(front.first, [()]), 0)
 
 
 def test_batch_that_is_tried_alone_is_given_one_by_one() -> None:
-    """As often as it is asked for, and nothing else behind it."""
+    """With each request one message, and nothing after the last."""
     worker = Asking(b"1", b"2", b"3", size=9)
     worker.suspect(2)
 
@@ -96,7 +96,7 @@ def test_batch_that_is_tried_alone_is_given_one_by_one() -> None:
 
 
 def test_batch_that_is_lost_again_is_lost_whole() -> None:
-    """Also what its worker had not asked for yet."""
+    """Including messages that its worker had not asked for yet."""
     worker = Asking(b"1", b"2", b"3", size=9)
     worker.suspect(3)
     worker.ask(owed=0)
@@ -108,7 +108,7 @@ def test_batch_that_is_lost_again_is_lost_whole() -> None:
 
 
 def test_rest_of_a_batch_that_was_answered_early_is_given_back() -> None:
-    """Its worker is lost before the reply is proven: the rest was never sent."""
+    """The worker is lost before its reply is proven; the rest was never sent."""
     worker = Asking(b"1", b"2", b"3", size=9)
     worker.suspect(3)
     worker.ask(owed=0)
@@ -125,7 +125,7 @@ def test_rest_of_a_batch_that_was_answered_early_is_given_back() -> None:
 
 
 def test_who_can_not_try_a_suspect_goes_on() -> None:
-    """Somebody fresh will come for it."""
+    """A fresh worker will try it."""
     worker = Asking(b"1", b"2", b"3")
     worker.ask(owed=0)
     worker.suspect(1)
@@ -137,7 +137,7 @@ def test_who_can_not_try_a_suspect_goes_on() -> None:
 
 
 def test_worker_that_is_to_go_opens_no_batch() -> None:
-    """It goes on with the one that it has."""
+    """It completes its current batch."""
     worker = Asking(b"1", b"2", b"3")
     worker.ask(owed=0)
     worker.dispatcher.giving.retiring = True
@@ -147,20 +147,20 @@ def test_worker_that_is_to_go_opens_no_batch() -> None:
     assert worker.ask(owed=0) is None
 
 
-# --- bounds that make no sense --------------------------------------------------------
+# --- limits that make no sense --------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["size", "bytes", "seconds"])
 @pytest.mark.parametrize("value", [0, -1])
 def test_bounds_of_a_batch_are_positive(name: str, value: int) -> None:
-    """The text names the key and the value."""
+    """The error names the setting and the value."""
     with pytest.raises(ConfigError, match=rf"batch\.{name}: expected .*, got {value}"):
         BatchPolicy(**{name: value})
 
 
 @pytest.mark.parametrize("name", ["message", "stop"])
 def test_timeouts_are_positive(name: str) -> None:
-    """A time of zero would stop every worker."""
+    """A timeout of zero would stop every worker."""
     with pytest.raises(
         ConfigError, match=rf"timeout\.{name}: expected more than 0, got 0"
     ):
@@ -168,5 +168,5 @@ def test_timeouts_are_positive(name: str) -> None:
 
 
 def test_answers_may_take_for_ever() -> None:
-    """None is no bound."""
+    """None means no limit."""
     assert Timeouts(message=None).message is None

@@ -1,8 +1,8 @@
 """
-Exchanges by name: against both sides of a dialect that ends them in any order.
+Exchanges with ids, against both sides of a dialect that ends them in any order.
 
-The machine moves the bytes in any pieces, lets workers answer in any order, refuse,
-be cancelled and die; every message has one outcome, and never another's.
+Bytes move in pieces of any size; workers answer in any order, refuse, are cancelled and
+die. Every message must have one outcome, and never another's.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Interleaving:
         self.now = 0.0
 
     def submit(self) -> None:
-        """Somebody submits messages that can be distinguished."""
+        """Submit messages that can be distinguished."""
         order = self.dice.choice([None, AnyOrder()])
         caller = Submission(lambda: None, order=order)
         count = self.dice.randint(1, 4)
@@ -73,15 +73,15 @@ class Interleaving:
         self.callers.append((caller, messages, []))
 
     def pump(self) -> None:
-        """A worker is given one exchange, if there is room."""
+        """Give a worker one exchange, if there is room."""
         self._give(self._anyone)
 
     def deliver(self) -> None:
-        """Some bytes reach a worker."""
+        """Deliver some bytes to a worker."""
         self._to_worker(self._anyone, self.dice.randint(1, 60))
 
     def answer(self) -> None:
-        """A worker refuses one of its exchanges, or answers a part of it."""
+        """Have a worker refuse one of its exchanges, or answer a part of it."""
         worker = self._anyone
         if not worker.open:
             return
@@ -98,17 +98,17 @@ class Interleaving:
         worker.to_us += b"".join(worker.theirs.data_to_send())
 
     def answer_several(self) -> None:
-        """A worker ends several of its exchanges at once, in any order."""
+        """Have a worker end several of its exchanges at once, in any order."""
         worker = self._anyone
         count = self.dice.randint(0, len(worker.open))
         self._end(worker, self.dice.sample(sorted(worker.open), count))
 
     def receive(self) -> None:
-        """Some bytes come back."""
+        """Deliver some bytes from a worker."""
         self._to_us(self._anyone, self.dice.randint(1, 200))
 
     def cancel(self) -> None:
-        """An exchange takes too long; what comes of it later is no one's."""
+        """Cancel an exchange that took too long; late outputs belong to no message."""
         worker = self._anyone
         for id_ in worker.dispatcher.expired(self.now, 0.0)[:1]:
             worker.ours.send(Cancelled(id_, 0, "too slow"), self.now)
@@ -117,10 +117,10 @@ class Interleaving:
             worker.dispatcher.lose_one(id_, attempt, lambda _: LOST)
 
     def die(self) -> None:
-        """A worker is lost, and another one takes its place."""
+        """Lose a worker, and put another in its place."""
         index = self.dice.randrange(len(self.workers))
         dispatcher = self.workers[index].dispatcher
-        # What none of it was read of can have been answered by no one.
+        # Only a worker that has read no exchange may count as untouched.
         untouched = self.dice.random() < 0.5 and not self.workers[index].open
         owed = dispatcher.open.count
         died = Attempt("t-1", 1, "died")
@@ -128,7 +128,7 @@ class Interleaving:
         self.workers[index] = Worker(self.backlog, index, self.retries)
 
     def go_away(self) -> None:
-        """A caller loses its patience."""
+        """Have a caller give up."""
         if self.callers:
             index = self.dice.randrange(len(self.callers))
             self.backlog.drop(self.callers.pop(index)[0])
@@ -139,7 +139,7 @@ class Interleaving:
     )
 
     def pairing_is_right(self) -> None:
-        """No outcome twice, none of another message."""
+        """Check that no outcome comes twice, or belongs to another message."""
         for caller, messages, outcomes in self.callers:
             outcomes += [o for o in caller.collect() if isinstance(o, Outcome)]
             places = [o.start for o in outcomes]
@@ -152,7 +152,7 @@ class Interleaving:
                     assert list(outcome.replies) == replies
 
     def complete(self) -> None:
-        """However it went: answered to the end, every message has its outcome."""
+        """Answer everything; check that every message has its outcome."""
         for _ in range(1000):
             if all(caller.finished for caller, *_ in self.callers):
                 break
@@ -217,7 +217,7 @@ class Interleaving:
 
 @diced(16)
 def test_every_message_has_one_outcome_and_never_anothers(dice: Random) -> None:
-    """Whatever happens, in whatever order."""
+    """Whatever happens, in any order."""
     made = Interleaving(dice)
     for _ in range(dice.randint(1, 60)):
         dice.choice(Interleaving.ACTS)(made)
@@ -225,11 +225,11 @@ def test_every_message_has_one_outcome_and_never_anothers(dice: Random) -> None:
     made.complete()
 
 
-# --- one at a time ---------------------------------------------------------------------
+# --- single cases ---------------------------------------------------------------------
 
 
 def dispatcher(**policies: object) -> tuple[Dispatcher, Backlog]:
-    """Return one, and what it takes from."""
+    """Return a dispatcher, and its backlog."""
     backlog = Backlog()
     run = replace(stage(dialect=ToyDialect()), **policies)  # type: ignore[arg-type]
     return Dispatcher(run, backlog, in_order=False), backlog
@@ -245,7 +245,7 @@ def fed(backlog: Backlog, *messages: bytes) -> Submission:
 
 
 def test_refused_exchange_is_opened_again_if_it_may_be() -> None:
-    """Under a new number, in front of what waits; the last refusal ends it."""
+    """Under a new id, before waiting messages; the last refusal ends it."""
     d, backlog = dispatcher(on_error=ErrorPolicy(retries_refused=1))
     caller = fed(backlog, b"a", b"b")
     d.next(0.0, 0, 1)
@@ -281,7 +281,7 @@ def test_batch_is_one_exchange() -> None:
 
 
 def test_deadline_that_has_come_has_come_for_its_exchange() -> None:
-    """However the sums are rounded: else it would ring again at once, and for ever."""
+    """However sums are rounded: else the timer would ring again at once, forever."""
     d, backlog = dispatcher()
     fed(backlog, b"a")
     d.next(0.1, 0, 1)
@@ -292,7 +292,7 @@ def test_deadline_that_has_come_has_come_for_its_exchange() -> None:
 
 
 def test_messages_around_one_that_can_not_be_sent_are_sent() -> None:
-    """They were taken already, and would wait for ever."""
+    """They have already been taken, and would otherwise wait forever."""
 
     class Batches(ToyDialect):
         shape = Shape.BATCH

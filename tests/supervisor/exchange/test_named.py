@@ -1,4 +1,4 @@
-"""Several exchanges at once, each ended by its number."""
+"""Several exchanges at once, each ended by its id."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ REFUSED = RemoteProtocolError("refused")
 
 
 class Worker:
-    """A dispatcher, and what it has opened."""
+    """A dispatcher, and the exchanges that it has opened."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Worker:
         self.dispatcher = Dispatcher(stage, self.backlog, in_order=False)
 
     def open(self, now: float = 0.0, room: float = 1) -> Sequence[Event]:
-        """Return what is sent while there is something to send."""
+        """Return the events sent, until there is nothing more to send."""
         sent: list[Event] = []
         while event := self.dispatcher.next(now, self.dispatcher.open.count, room):
             sent.append(event)
@@ -83,7 +83,7 @@ class Worker:
 
     @property
     def replies(self) -> dict[bytes, object]:
-        """What each message has come to: its outputs, or the error's text."""
+        """The outcome of each message: its outputs, or the error's text."""
         return {
             outcome.messages[0]: str(outcome.error or outcome.replies[0])
             for outcome in self.submission.collect()
@@ -92,7 +92,7 @@ class Worker:
 
 
 def in_runs(ends: list[tuple[int, tuple[bytes, ...]]]) -> list[Ended]:
-    """Return ends, those with consecutive numbers as one event."""
+    """Return the ends, with consecutive ids in one event."""
     found: list[Ended] = []
     for id_, group in ends:
         if found and id_ == found[-1].first + len(found[-1].groups):
@@ -107,7 +107,7 @@ def end(
     ends: list[tuple[int, tuple[bytes, ...]]],
     reply_size: int,
 ) -> tuple[int, int]:
-    """End exchanges; return how many messages were delivered, and their bytes."""
+    """End exchanges; return the number of messages delivered, and their bytes."""
     messages = size = 0
     for event in in_runs(ends):
         answered = dispatcher.ended(event, reply_size)
@@ -123,7 +123,7 @@ def refuse(dispatcher: Dispatcher, id_: int, error: EtlstageError) -> tuple[int,
 
 
 def lose(dispatcher: Dispatcher, error: LastError) -> Loss:
-    """Lose the worker with all that it has."""
+    """Lose the worker with everything that it has."""
     owed = dispatcher.open.count
     return dispatcher.lose(CANCELLED, error, owed=owed, untouched=False)
 
@@ -134,7 +134,7 @@ def opened(number: int, *messages: bytes) -> Opened:
 
 
 def test_each_message_is_an_exchange_with_a_number() -> None:
-    """As many are opened as there are."""
+    """As many as there are messages."""
     w = Worker(b"a", b"b")
 
     assert w.open() == [opened(1, b"a"), opened(2, b"b")]
@@ -143,7 +143,7 @@ def test_each_message_is_an_exchange_with_a_number() -> None:
 
 
 def test_what_there_is_room_for_is_opened_at_once() -> None:
-    """What ends of it at once, in a row, is one outcome (issue 15)."""
+    """Consecutive exchanges that end together are one outcome (issue 15)."""
     w = Worker(b"a", b"bb", b"c", b"d", b"e")
     assert w.open(room=4) == [opened(1, b"a", b"bb", b"c", b"d"), opened(5, b"e")]
     w.dispatcher.added(3, [b"C0"])
@@ -161,7 +161,7 @@ def test_what_there_is_room_for_is_opened_at_once() -> None:
 
 
 def test_callers_share_the_room() -> None:
-    """One with much to do does not keep the others waiting (issue 15)."""
+    """A caller with much to do does not block the others (issue 15)."""
     w = Worker(b"a", b"b", b"c", b"d")
     other = Submission(lambda: None)
     other.feed([b"1", b"2", b"3"], 0.0)
@@ -175,7 +175,7 @@ def test_callers_share_the_room() -> None:
 
 
 def test_caller_that_takes_no_replies_is_given_what_it_waits_for() -> None:
-    """One message at a time, whatever room there is (issue 15)."""
+    """One message at a time, whatever the room (issue 15)."""
     w = Worker(b"a", b"b", b"c")
     w.submission.max_unread = 0
     w.dispatcher.next(0.0, 0, 1)
@@ -189,12 +189,12 @@ def test_caller_that_takes_no_replies_is_given_what_it_waits_for() -> None:
 
 @pytest.mark.parametrize("room", [0, 0.5])
 def test_nothing_is_opened_without_room(room: float) -> None:
-    """The worker reports how much it has."""
+    """The worker's session reports the room."""
     assert Worker(b"a").open(room=room) == []
 
 
 def test_exchanges_end_in_any_order() -> None:
-    """Each reply belongs to the message with its number; what came before is in it."""
+    """Each reply belongs to the message with its id, and includes earlier outputs."""
     w = Worker(b"a", b"b")
     w.open()
 
@@ -206,7 +206,7 @@ def test_exchanges_end_in_any_order() -> None:
 
 
 def test_outputs_that_come_one_by_one_are_a_reply_all_the_same() -> None:
-    """A dialect that hands them over piece by piece has no other limit (issue 10)."""
+    """The only limit, where a dialect passes outputs on one by one (issue 10)."""
     w = Worker(b"a", max_reply=4 * OVERHEAD)
     w.open()
 
@@ -217,7 +217,7 @@ def test_outputs_that_come_one_by_one_are_a_reply_all_the_same() -> None:
 
 
 def test_end_of_what_is_not_open_means_nothing() -> None:
-    """It was cancelled, and the worker did not know yet."""
+    """The exchange was cancelled before the worker knew."""
     w = Worker(b"a")
     w.open()
 
@@ -228,7 +228,7 @@ def test_end_of_what_is_not_open_means_nothing() -> None:
 
 
 def test_refusal_is_a_matter_of_one_exchange() -> None:
-    """The others go on."""
+    """The others continue."""
     w = Worker(b"a", b"b")
     w.open()
 
@@ -253,14 +253,14 @@ def test_exchange_that_takes_too_long_is_lost_alone(room: int) -> None:
 
 
 def test_what_is_not_open_is_not_lost() -> None:
-    """A caller that reports so is wrong."""
+    """Cancelling it is a bug of the caller."""
     with pytest.raises(AssertionError, match="what is not open can't be cancelled"):
         Worker(b"a").lose(1)
 
 
 @pytest.mark.parametrize("room", [1, 2])
 def test_everything_open_is_lost_with_the_worker(room: int) -> None:
-    """Each may have been the culprit, and is tried alone."""
+    """Each may be the culprit, and is tried alone."""
     w = Worker(b"a", b"b", retries=1)
     w.open(room=room)
 
@@ -271,7 +271,7 @@ def test_everything_open_is_lost_with_the_worker(room: int) -> None:
 
 
 def test_streamed_outputs_are_passed_on_at_once() -> None:
-    """A round has no end that is waited for; one that no one wants is given up."""
+    """Before the end of their round; a round that no one wants is cancelled."""
     w = Worker()
     one = Round(lambda: None, b"request", max_unread=100)
     w.backlog.open(one)
@@ -288,7 +288,7 @@ def test_streamed_outputs_are_passed_on_at_once() -> None:
 
 
 def test_round_that_takes_too_long_is_asked_again() -> None:
-    """As often as a worker is restarted in vain; the worker lives on."""
+    """As often as a worker may be restarted in vain; the worker lives on."""
     w = Worker(
         kind=StageKind.EXTRACT,
         dialect=MarkerDialect(mode=Mode.CYCLIC),
@@ -305,7 +305,7 @@ def test_round_that_takes_too_long_is_asked_again() -> None:
 
 
 def test_who_can_not_try_a_suspect_goes_on() -> None:
-    """Somebody fresh will come for it."""
+    """A fresh worker will try it."""
     w = Worker(b"a", b"b", b"c", retries=1)
     w.dispatcher.next(0.0, 0, 1)
     w.suspect()
@@ -314,7 +314,7 @@ def test_who_can_not_try_a_suspect_goes_on() -> None:
 
 
 def test_message_that_took_too_long_is_opened_beside_others() -> None:
-    """The worker lives on: no one fresh has to come for it (issue 15)."""
+    """The worker lives on, so no fresh one has to come for it (issue 15)."""
     w = Worker(b"a", b"b", b"c", retries=1)
     w.open(room=2)
     w.lose(1)
@@ -324,7 +324,7 @@ def test_message_that_took_too_long_is_opened_beside_others() -> None:
 
 
 def test_message_that_can_not_be_sent_is_taken_back() -> None:
-    """Not one byte of it was: its exchange never was."""
+    """None of its bytes were sent, so there was no exchange."""
     w = Worker(b"a")
     w.open()
 
@@ -335,7 +335,7 @@ def test_message_that_can_not_be_sent_is_taken_back() -> None:
 
 
 def test_messages_around_one_that_can_not_be_sent_are_opened() -> None:
-    """As many as there is room for, under the same numbers (issue 15)."""
+    """As many as there is room for, under the same ids (issue 15)."""
     w = Worker(b"a", b"b", b"c", b"d", b"e")
     assert w.dispatcher.next(0.0, 0, 5) == opened(1, b"a", b"b", b"c", b"d", b"e")
 
@@ -354,19 +354,19 @@ def test_messages_around_one_that_can_not_be_sent_are_opened() -> None:
 
 
 def lost(attempts: tuple[Attempt, ...]) -> WorkerLost:
-    """Return the last error of what was lost."""
+    """Return an error with the text of the last attempt."""
     return WorkerLost(attempts[-1].error, stage="t")
 
 
 def dialogue(w: Worker, event: str = "") -> Dialogue:
-    """Return one that waits for that worker."""
+    """Return a dialogue that waits for that worker."""
     opened = Dialogue(lambda: None, event, max_waiting=100)
     w.backlog.open(opened)
     return opened
 
 
 def test_dialogue_is_opened_before_anything_is_sent() -> None:
-    """What its caller adds is sent by turns with that of others, and then the end."""
+    """Its caller's messages are sent in turn with those of others, and then the end."""
     w = Worker()
     one, other = dialogue(w, "chat"), dialogue(w)
     assert not w.dispatcher.dialogues
@@ -401,7 +401,7 @@ def test_dialogue_is_opened_before_anything_is_sent() -> None:
 
 
 def test_dialogue_of_a_lost_worker_fails_and_messages_are_suspects() -> None:
-    """No one knows which of them was at fault, so not even a single one has failed."""
+    """Any of them may be at fault, so the lone message is tried again, too."""
     w = Worker(b"m")
     said, silent = dialogue(w), dialogue(w)
     assert len(w.open()) == 3
@@ -427,7 +427,7 @@ def test_dialogue_that_takes_too_long_is_not_tried_again() -> None:
 
 
 def test_dialogue_that_no_one_wants_is_cancelled_with_its_reason() -> None:
-    """It is not sent any more."""
+    """And its caller's messages are no longer sent."""
     w = Worker()
     left = dialogue(w)
     w.open()
@@ -440,7 +440,7 @@ def test_dialogue_that_no_one_wants_is_cancelled_with_its_reason() -> None:
 
 @pytest.mark.parametrize("room", [1, 2])
 def test_exchanges_have_more_time_when_nothing_was_read(room: int) -> None:
-    """But none of them is opened in the future."""
+    """But no exchange is dated into the future."""
     w = Worker(b"a", b"b")
     w.open(0.0, room=room)
     w.dispatcher.postpone(5.0, now=3.0)
@@ -450,7 +450,7 @@ def test_exchanges_have_more_time_when_nothing_was_read(room: int) -> None:
 
 
 def test_one_exchange_of_each_lane_is_open() -> None:
-    """What has one key is processed one after the other (issue 22)."""
+    """Messages with the same key are processed one after the other (issue 22)."""
     worker = Worker(b"a", b"b", order=Order.KEY)
     second = Submission(lambda: None, keyed=True)
     second.feed([b"c", b"d"], 0.0)
@@ -480,7 +480,7 @@ def test_one_of_a_run_may_be_refused() -> None:
 
 
 def test_messages_of_a_batch_are_held_until_it_ends() -> None:
-    """As many as it has, though it is one exchange."""
+    """Each message counts, though a batch is one exchange."""
     dialect = MarkerDialect(mode=Mode.BATCH_SUPERVISOR)
     worker = Worker(b"a", b"b", dialect=dialect, batch=BatchPolicy(size=2))
     worker.open(room=1)

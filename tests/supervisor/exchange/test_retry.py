@@ -1,4 +1,4 @@
-"""What becomes of the messages that a lost worker held."""
+"""What happens to the messages that a lost worker held."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def taken(start: int, *messages: bytes) -> Exchange:
 
 
 def tried(exchange: Exchange, *attempts: Attempt, tries: int = 0) -> Exchange:
-    """Return an exchange that workers were lost with."""
+    """Return an exchange whose workers were lost."""
     return replace(exchange, attempts=attempts, tries=tries)
 
 
@@ -31,7 +31,7 @@ SUBMISSION = Submission(lambda: None)
 
 
 def test_idle_worker_held_nothing() -> None:
-    """Its end costs no one anything."""
+    """No message is affected by its end."""
     found = judge([], DIED, retries=2, batches=False, first=True)
 
     assert found == Judgement([], [], [])
@@ -63,7 +63,7 @@ def test_lone_message_fails_at_last() -> None:
 
 
 def test_message_does_not_fail_for_the_age_of_its_worker() -> None:
-    """The process had done something before: a fresh one gives the verdict."""
+    """The process had answered something before: a fresh one must confirm it."""
     suspect = tried(taken(0, b"a"), BEFORE, tries=1)
     found = judge([suspect], DIED, retries=0, batches=False, first=False)
 
@@ -71,7 +71,7 @@ def test_message_does_not_fail_for_the_age_of_its_worker() -> None:
 
 
 def test_message_does_not_fail_for_what_its_batches_did() -> None:
-    """They were lost twice; by itself it was lost once."""
+    """Batches with it were lost twice, but it was lost on its own only once."""
     suspect = tried(taken(0, b"a"), BEFORE, BEFORE, tries=0)
     found = judge([suspect], DIED, retries=1, batches=True, first=True)
 
@@ -81,7 +81,7 @@ def test_message_does_not_fail_for_what_its_batches_did() -> None:
 
 
 def test_batch_is_halved() -> None:
-    """The first half gets the odd one; both remember."""
+    """The first half gets the odd message; both keep the history."""
     found = judge(
         [taken(3, b"a", b"b", b"c")], DIED, retries=0, batches=True, first=True
     )
@@ -94,7 +94,7 @@ def test_batch_is_halved() -> None:
 
 
 def test_batch_with_others_behind_is_tried_whole() -> None:
-    """What was sent ahead goes back; the batch is not halved on suspicion."""
+    """What was sent in advance goes back; a mere suspicion does not halve the batch."""
     held = [taken(0, b"a", b"b"), taken(2, b"c", b"d")]
     found = judge(held, DIED, retries=0, batches=True, first=True)
 
@@ -104,7 +104,7 @@ def test_batch_with_others_behind_is_tried_whole() -> None:
 
 
 def test_all_exchanges_under_way_are_suspects() -> None:
-    """A worker that had several at once may have died of any of them."""
+    """A worker with several at once may have died of any of them."""
     held = [taken(0, b"a"), taken(1, b"b")]
     found = judge(held, DIED, retries=0, batches=False, first=True, concurrent=True)
 
@@ -119,7 +119,7 @@ def test_all_exchanges_under_way_are_suspects() -> None:
 
 
 def no(exchange: Exchange, *places: int) -> Outcome:
-    """Return the outcome of an exchange that a worker refused, or some messages of."""
+    """Return the outcome of an exchange refused as a whole, or at some places."""
     errors = [WorkerRefusal("no", stage="t", code=0, reason="no") for _ in places]
     for error in errors:
         error.attempts = (DIED,)
@@ -134,7 +134,7 @@ def no(exchange: Exchange, *places: int) -> Outcome:
 
 
 def test_refused_message_is_tried_as_often_as_it_may_be() -> None:
-    """Each refusal counts, and what else happened to it does not."""
+    """Each refusal counts; other failures do not."""
     before = tried(taken(0, b"a"), BEFORE, tries=1)
     ended, (once,) = refused(before, no(before), retries=1)
     assert ended == []
@@ -146,7 +146,7 @@ def test_refused_message_is_tried_as_often_as_it_may_be() -> None:
 
 
 def test_refused_batch_is_halved() -> None:
-    """Whether it may be tried again or not: whose fault it is, is unknown."""
+    """Even without retries, as it is unknown which message is at fault."""
     batch = taken(3, b"a", b"b", b"c")
     ended, halves = refused(batch, no(batch), retries=0)
     assert ended == []
@@ -154,7 +154,7 @@ def test_refused_batch_is_halved() -> None:
 
 
 def test_what_was_answered_with_a_refused_message_is_not_tried_again() -> None:
-    """Those that were refused are, each by itself, in their order."""
+    """The refused messages are, each by itself, in order."""
     run = tried(taken(3, b"a", b"b", b"c", b"d"), BEFORE)
     ended, again = refused(run, no(run, 0, 2), retries=1)
     assert [(part.start, part.messages, part.error) for part in ended] == [
@@ -188,7 +188,7 @@ def test_refusals_of_a_run_that_are_not_tried_again_stay_in_it() -> None:
 def test_every_message_has_one_place(
     counts: list[int], batches: bool, retries: int, first: bool, concurrent: bool
 ) -> None:
-    """Suspect, innocent or failed: none is dropped, none is there twice."""
+    """Suspect, innocent or failed: none is dropped, and none appears twice."""
     held, start = [], 0
     for count in counts:
         held.append(taken(start, *[b"%d" % n for n in range(count)]))

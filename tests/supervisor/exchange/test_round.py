@@ -31,19 +31,19 @@ TEXT = "stage e: a worker was lost when it had given 3 messages of a range; aske
 
 
 def ask(repeat: Repeat = Repeat.BEHIND, *, max_unread: int = 100) -> Round:
-    """Return a round that calls no one, and that a worker has taken."""
+    """Return a round without callbacks, which a worker has taken."""
     asked = Round(lambda: None, b"ask", max_unread=max_unread, repeat=repeat, stage="e")
     asked.take(1, 9)
     return asked
 
 
 def end(asked: Round, *group: bytes) -> None:
-    """End the round well."""
+    """End the round successfully."""
     asked.deliver(Outcome(0, [b"ask"], [group], 3))
 
 
 def taken(asked: Round) -> list[bytes]:
-    """Return what has come."""
+    """Return the outputs that have come."""
     return [message for run in asked.outputs() for message in run]
 
 
@@ -73,7 +73,7 @@ def test_end_of_a_round_may_bring_its_only_message() -> None:
 
 
 def test_round_without_outputs_may_always_be_repeated() -> None:
-    """No one has seen anything of it."""
+    """The caller has seen none of it."""
     for repeat in Repeat:
         asked = ask(repeat)
         assert asked.repeatable
@@ -81,7 +81,7 @@ def test_round_without_outputs_may_always_be_repeated() -> None:
 
 
 def test_what_came_before_a_loss_is_left_out() -> None:
-    """However it is cut now (issue 10)."""
+    """However outputs are cut the second time (issue 10)."""
     asked = ask()
     asked.pass_on([b"a", b"b"])
     asked.pass_on([b"c"])
@@ -96,7 +96,7 @@ def test_what_came_before_a_loss_is_left_out() -> None:
 
 
 def test_loss_before_what_is_known_is_no_progress() -> None:
-    """The next is held against the one that got furthest (issue 10)."""
+    """The next try is compared with the one that got furthest (issue 10)."""
     asked = ask()
     asked.pass_on([b"a", b"b"])
     assert asked.rewind()
@@ -122,7 +122,7 @@ def test_loss_before_what_is_known_is_no_progress() -> None:
     ],
 )
 def test_other_messages_than_before_end_the_round(again: list[Run]) -> None:
-    """To leave them out would be to lose them; nothing more is passed on."""
+    """Leaving them out would lose them; nothing more is passed on."""
     asked = ask()
     asked.pass_on([b"a", b"b", b"c"])
     taken(asked)
@@ -144,7 +144,7 @@ def test_other_messages_than_before_end_the_round(again: list[Run]) -> None:
     ("again", "gave"), [([b"a", b"b"], "2 messages"), ([b"a"], "1 message")]
 )
 def test_fewer_messages_than_before_end_the_round(again: Run, gave: str) -> None:
-    """They were passed on, and now they are not there any more."""
+    """Messages that were passed on are not there any more."""
     asked = ask()
     asked.pass_on([b"a", b"b", b"c"])
     asked.rewind()
@@ -155,7 +155,7 @@ def test_fewer_messages_than_before_end_the_round(again: Run, gave: str) -> None
 
 
 def test_round_of_a_worker_that_keeps_the_offsets_comes_anew() -> None:
-    """What it gives may be new: twice rather than never."""
+    """Its outputs may be new: better twice than never."""
     asked = ask(Repeat.ANEW)
     asked.pass_on([b"a"])
     assert asked.repeatable
@@ -167,19 +167,19 @@ def test_round_of_a_worker_that_keeps_the_offsets_comes_anew() -> None:
 
 
 def test_round_of_a_program_that_has_written_is_not_repeated() -> None:
-    """All of it would come twice."""
+    """All of its output would come twice."""
     asked = ask(Repeat.NEVER)
     asked.pass_on([b"a"])
     assert not asked.repeatable
 
 
 def lists(run: list[bytes]) -> Run:
-    """Return a run as it is."""
+    """Return a run as a list."""
     return run
 
 
 def columns(run: list[bytes]) -> Run:
-    """Return a run that is held in Arrow."""
+    """Return a run as an Arrow column."""
     return Column(pa.array(run, pa.binary()))
 
 
@@ -212,7 +212,7 @@ def test_every_message_comes_once(
 
 
 def test_exchange_of_a_round_is_its_request() -> None:
-    """It is fed, and nothing follows it."""
+    """It waits from the start, and nothing follows it."""
     asked = Round(lambda: None, b"ask", max_unread=1)
     assert asked.closed
     exchange = asked.take(1, 9)
@@ -226,7 +226,7 @@ def test_exchange_of_a_round_is_its_request() -> None:
 def lose_round(
     asked: Round, outputs: list[list[bytes]], *, restarts: int = 1
 ) -> list[Loss]:
-    """Lose a worker each time that it has given some of a round."""
+    """Lose a worker after each of these outputs of a round."""
     run = replace(STAGE, restart=RestartPolicy(max=restarts))
     backlog = Backlog()
     backlog.open(asked)
@@ -248,7 +248,7 @@ def lose_round(
 
 
 def test_round_is_asked_again_as_often_as_it_got_further() -> None:
-    """A loss without progress counts, up to the restarts (issue 10)."""
+    """A loss without progress counts, up to the number of restarts (issue 10)."""
     asked = Round(lambda: None, b"ask", max_unread=9, repeat=Repeat.BEHIND)
     losses = lose_round(asked, [[b"a"], [b"a", b"b"], [b"a", b"b"]], restarts=2)
     assert losses == [
@@ -270,7 +270,7 @@ def gone(_: object) -> WorkerLost:
 
 
 def test_round_that_was_not_read_is_not_counted() -> None:
-    """Its worker was lost of something else."""
+    """Its worker was lost for another reason."""
     asked = Round(lambda: None, b"ask", max_unread=9, repeat=Repeat.BEHIND)
     backlog = Backlog()
     backlog.open(asked)
@@ -282,7 +282,7 @@ def test_round_that_was_not_read_is_not_counted() -> None:
 
 
 def test_round_that_no_one_wants_is_not_asked_again() -> None:
-    """No restart is made for it, and none counted."""
+    """No restart is made for it, and none is counted."""
     asked = Round(lambda: None, b"ask", max_unread=9, repeat=Repeat.BEHIND)
     backlog = Backlog()
     backlog.open(asked)
@@ -294,7 +294,7 @@ def test_round_that_no_one_wants_is_not_asked_again() -> None:
 
 
 def test_round_of_a_program_that_has_written_fails() -> None:
-    """All of it would come twice."""
+    """All of its output would come twice."""
     asked = Round(lambda: None, b"ask", max_unread=9)
     assert lose_round(asked, [[b"a"]]) == [Loss(1, retried=0, failed=1)]
     assert str(asked.error) == "1"

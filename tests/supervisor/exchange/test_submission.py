@@ -19,23 +19,23 @@ DEAD = EtlstageError("all backlogers are gone")
 
 
 def submission() -> Submission:
-    """Return one that calls no one."""
+    """Return a submission without callbacks."""
     return Submission(lambda: None)
 
 
 def outcomes(caller: Submission) -> list[Outcome]:
-    """Return what a caller collects, which are no positions."""
+    """Return what a caller collects, without positions."""
     return [item for item in caller.collect() if isinstance(item, Outcome)]
 
 
 def answered(taken: Exchange, *, reply: bytes = b"") -> Outcome:
-    """Return the answer to what a backloger took: each message and ``reply``."""
+    """Return an outcome with two outputs for each message: itself and ``reply``."""
     groups: list[tuple[bytes, ...]] = [(message, reply) for message in taken.messages]
     size = sum(len(m) + len(reply) for m in taken.messages)
     return Outcome(taken.start, taken.messages, groups, taken.size, size)
 
 
-# --- any order -----------------------------------------------------------------------
+# --- any sequence of steps -----------------------------------------------------------
 
 messages = st.lists(st.binary(max_size=9), max_size=8)
 steps = st.lists(
@@ -55,7 +55,7 @@ steps = st.lists(
 def test_in_whatever_order_nothing_is_lost(
     steps: list[tuple[object, ...]], *, dies: bool
 ) -> None:
-    """Order, counts and bytes balance at every step and at the end."""
+    """Order, counts and bytes are right at every step and at the end."""
     calls: list[int] = []
     s = Submission(lambda: calls.append(1))
     fed: list[bytes] = []
@@ -126,7 +126,7 @@ def test_in_whatever_order_nothing_is_lost(
 
 
 def test_batch_is_filled_as_far_as_it_may() -> None:
-    """It spans what was fed at several times, and its bound is kept to the byte."""
+    """It spans several feeds, and keeps its limit to the byte."""
     s = submission()
     for run in [[b"1", b"22"], [b"333"], [b"4444"]]:
         s.feed(run, 0.0)
@@ -136,7 +136,7 @@ def test_batch_is_filled_as_far_as_it_may() -> None:
 
 
 def test_what_is_given_back_is_taken_again() -> None:
-    """First, and as if it had never been taken; it has waited long enough."""
+    """First, as if it had never been taken; it has waited long enough."""
     s = submission()
     s.feed([b"1", b"22", b"333"], 5.0)
     taken = s.take(2, 99)
@@ -150,7 +150,7 @@ def test_what_is_given_back_is_taken_again() -> None:
 
 
 def test_what_is_given_back_goes_to_its_place() -> None:
-    """Behind what came before it, and was given back first."""
+    """After earlier messages that were given back first."""
     s = submission()
     s.feed([b"1", b"2", b"3"], 5.0)
     first, second = s.take(1, 9), s.take(1, 9)
@@ -161,7 +161,7 @@ def test_what_is_given_back_goes_to_its_place() -> None:
 
 
 def test_nothing_is_given_back_to_the_dead() -> None:
-    """No worker will come: it ends with the error of all others."""
+    """No worker will come: it fails with the same error as all others."""
     s = submission()
     s.feed([b"1"], 0.0)
     taken = s.take(1, 9)
@@ -174,7 +174,7 @@ def test_nothing_is_given_back_to_the_dead() -> None:
 
 
 def test_only_the_next_answer_wakes_the_consumer() -> None:
-    """An answer that has to wait for one before it is no news."""
+    """A reply that waits for an earlier one is not reported yet."""
     calls: list[str] = []
     s = Submission(lambda: calls.append("woken"))
     s.feed([b"1", b"2"], 0.0)
@@ -189,7 +189,7 @@ def test_only_the_next_answer_wakes_the_consumer() -> None:
 
 
 def test_time_of_the_oldest_moves_on() -> None:
-    """It is that of the run whose turn it is."""
+    """It is the time of the run that is next."""
     s = submission()
     s.feed([b"1", b"2"], 1.0)
     s.feed([b"3"], 2.0)
@@ -211,7 +211,7 @@ def test_nothing_fed_changes_nothing() -> None:
 
 
 def test_replies_that_no_one_reads_stall() -> None:
-    """From more than the bound on, until they are collected."""
+    """From more than the limit on, until they are collected."""
     s = Submission(lambda: None, max_unread=5)
     s.feed([b"1", b"2", b"3"], 0.0)
     s.deliver(answered(s.take(1, 9), reply=b"1234"))
@@ -227,7 +227,7 @@ def test_replies_that_no_one_reads_stall() -> None:
 
 
 def test_callers_take_turns() -> None:
-    """Each of them is first as often as the others; those with nothing are left out."""
+    """Each is first equally often; those without messages are left out."""
     backlog = Backlog()
     callers = [submission() for _ in range(3)]
     for caller in callers:
@@ -254,7 +254,7 @@ def test_stalled_caller_gets_no_turn() -> None:
 
 
 def test_caller_that_is_gone_has_nothing_waiting() -> None:
-    """Who holds a part of its messages asks in vain for more."""
+    """A worker that has some of its messages gets no more."""
     backlog = Backlog()
     s = submission()
     backlog.open(s)
@@ -268,7 +268,7 @@ def test_caller_that_is_gone_has_nothing_waiting() -> None:
 
 
 def test_dead_backlog_answers_everybody() -> None:
-    """Who waits, who feeds later, and who comes later."""
+    """Callers that wait, that feed later, and that come later."""
     backlog = Backlog()
     early, late = submission(), submission()
     backlog.open(early)
@@ -286,7 +286,7 @@ def test_dead_backlog_answers_everybody() -> None:
 
 
 def test_dropped_twice_is_a_bug() -> None:
-    """No one forgets the same caller twice unnoticed."""
+    """It must not pass unnoticed."""
     backlog = Backlog()
     s = submission()
     backlog.open(s)
@@ -309,10 +309,7 @@ def test_dropped_twice_is_a_bug() -> None:
 def test_position_is_a_barrier(
     runs: list[int], batch: int, order: Random, ordered: bool
 ) -> None:
-    """In whatever order batches end: all before it comes before it, and no more.
-
-    (issue 14)
-    """
+    """Exactly the messages before it precede it, in any order of batches (issue 14)."""
     s = Submission(lambda: None, order=None if ordered else AnyOrder())
     total = 0
     for n, count in enumerate(runs):
@@ -345,7 +342,7 @@ def test_position_is_a_barrier(
 
 
 def test_between_positions_outcomes_come_as_they_end() -> None:
-    """Only what is behind an open position waits for what is before it (issue 14)."""
+    """Only messages after an open position wait for those before it (issue 14)."""
     s = Submission(lambda: None, order=AnyOrder())
     s.feed([b"1", b"2"], 0.0)
     s.mark(Position("here"))
@@ -361,7 +358,7 @@ def test_between_positions_outcomes_come_as_they_end() -> None:
 
 
 def test_what_is_held_behind_a_position_is_bounded() -> None:
-    """No more is given out, and all is read; but for what opens the way (issue 14)."""
+    """Only what leads to the position is given out; replies are read (issue 14)."""
     backlog = Backlog()
     s = Submission(lambda: None, max_unread=4, max_reply=0, order=AnyOrder())
     backlog.open(s)
@@ -377,7 +374,7 @@ def test_what_is_held_behind_a_position_is_bounded() -> None:
 
 
 def test_in_order_reading_stops_when_there_is_something_to_collect() -> None:
-    """And not before: the consumer needs the first to go on."""
+    """Not before: the consumer needs the first result to go on."""
     s = Submission(lambda: None, max_unread=4, max_reply=0)
     s.feed([b"1", b"2"], 0.0)
     first, second = s.take(1, 9), s.take(1, 9)
@@ -390,7 +387,7 @@ def test_in_order_reading_stops_when_there_is_something_to_collect() -> None:
 
 
 def test_batch_in_front_of_a_position_waits_for_nothing() -> None:
-    """What comes behind it can't join (issue 14)."""
+    """Later messages can't join it (issue 14)."""
     s = submission()
     s.feed([b"1"], 7.0)
     assert ripe_at(s, BatchPolicy(size=9, seconds=2.0)) == 9.0
@@ -410,7 +407,7 @@ def test_batch_in_front_of_a_position_waits_for_nothing() -> None:
 def test_what_is_withheld_is_behind_no_position(
     order: type[InputOrder | AnyOrder], seed: int
 ) -> None:
-    """What was taken ends; a position is passed if all before it has, and no other."""
+    """Taken messages end; a position is passed exactly if all before it have ended."""
     dice, fed, marks = Random(seed), 0, list[int]()  # noqa: S311
     s, held, ended = (
         Submission(lambda: None, order=order()),
@@ -466,7 +463,7 @@ def test_what_is_withheld_is_behind_no_position(
 
 
 def test_failure_is_reported_before_it_may_be_collected() -> None:
-    """Who commits what is behind it has to know of it (issue 25)."""
+    """Who commits a later position has to know of the failure (issue 25)."""
     caller, failures = submission(), list[Outcome]()
     caller.on_failure = failures.append
     caller.feed([b"one", b"two", b"three"], 0.0)

@@ -1,4 +1,4 @@
-"""Which numbers are open, and which of them have ended."""
+"""Which exchange numbers are open, and which have ended."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CALLER = Submission(lambda: None)
 
 
 def opened(*counts: int) -> Table:
-    """Return a table with ranges of so many numbers, from 1 on."""
+    """Return a table with ranges of these sizes, numbered from 1."""
     table, first = Table(), 1
     for since, count in enumerate(counts):
         exchange = Exchange(CALLER, 0, [b""] * count, 0)
@@ -23,17 +23,17 @@ def opened(*counts: int) -> Table:
 
 
 def numbers(table: Table) -> list[int]:
-    """Return all that are open."""
+    """Return all open numbers."""
     return [number for range_ in table.ranges for number in range_.numbers]
 
 
 def end(table: Table, first: int, count: int = 1) -> list[tuple[int, int]]:
-    """End numbers, and return the runs of those that were open."""
+    """End numbers; return the runs of those that were open."""
     return [(part.first, part.many) for part in table.end(first, count)]
 
 
 def test_a_whole_range_ends_at_once() -> None:
-    """It is one part, and gone."""
+    """It is one part, and removed."""
     table = opened(3, 2)
 
     assert end(table, 1, 3) == [(1, 3)]
@@ -53,7 +53,7 @@ def test_numbers_end_at_the_front_of_a_range() -> None:
 
 
 def test_numbers_that_end_in_the_middle_are_skipped_by_the_front() -> None:
-    """What is in front of them and behind them stays open."""
+    """Numbers before and after them stay open."""
     table = opened(4)
 
     assert end(table, 2, 2) == [(2, 2)]
@@ -66,7 +66,7 @@ def test_numbers_that_end_in_the_middle_are_skipped_by_the_front() -> None:
 
 
 def test_what_ends_twice_ends_once() -> None:
-    """Or was never opened: such ends are late."""
+    """An end of what was never open, or has ended, is late and ignored."""
     table = opened(5)
     end(table, 3)
 
@@ -77,7 +77,7 @@ def test_what_ends_twice_ends_once() -> None:
 
 
 def test_a_run_of_ends_goes_through_several_ranges() -> None:
-    """A part for each of them."""
+    """It gives one part for each of them."""
     table = opened(2, 2, 2)
 
     assert end(table, 2, 4) == [(2, 1), (3, 2), (5, 1)]
@@ -86,7 +86,7 @@ def test_a_run_of_ends_goes_through_several_ranges() -> None:
 
 
 def test_a_number_is_found_as_long_as_it_is_open() -> None:
-    """With the range that it was opened in."""
+    """Together with the range that it was opened in."""
     table = opened(1, 3)
     first, second = table.ranges
     end(table, 3)
@@ -97,7 +97,7 @@ def test_a_number_is_found_as_long_as_it_is_open() -> None:
 
 
 def test_what_was_opened_last_is_taken_back() -> None:
-    """It could not be sent."""
+    """For an event that could not be sent."""
     table = opened(1, 3)
 
     assert table.pop().first == 2
@@ -106,7 +106,7 @@ def test_what_was_opened_last_is_taken_back() -> None:
 
 
 def test_nothing_is_open_in_a_table_that_was_cleared() -> None:
-    """The worker is lost."""
+    """For a worker that is lost."""
     table = opened(1, 3)
     table.clear()
     assert (numbers(table), table.count) == ([], 0)
@@ -117,7 +117,7 @@ def test_nothing_is_open_in_a_table_that_was_cleared() -> None:
     st.lists(st.tuples(st.integers(0, 30), st.integers(1, 6))),
 )
 def test_each_number_ends_once(counts: list[int], ends: list[tuple[int, int]]) -> None:
-    """Whatever ends, in whatever order: as with a set of numbers."""
+    """Whatever ends, in any order: the same as with a set of numbers."""
     table, model = opened(*counts), set(range(1, sum(counts) + 1))
     for first, count in ends:
         wanted = sorted(model & set(range(first, first + count)))

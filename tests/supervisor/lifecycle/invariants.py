@@ -1,4 +1,4 @@
-"""What always holds of workers between two events."""
+"""Invariants of workers between two events."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ("check_life", "check_pool")
 
 
 def check_pool(pool: PoolState) -> None:
-    """Assert it of all workers of a stage."""
+    """Assert the invariants of all workers of a stage."""
     lives = list(pool._lives.values())
     for life in lives:
         check_life(life)
@@ -24,7 +24,7 @@ def check_pool(pool: PoolState) -> None:
 
 
 def check_life(life: WorkerLife) -> None:
-    """Assert it of one worker."""
+    """Assert the invariants of one worker."""
     state = life.state
     timed = {WorkerState.STARTING, WorkerState.RUNNING, WorkerState.BACKOFF}
     assert life.alive or life.pid is None, f"{life} has a process"

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.core, pytest.mark.virtual]
 
 
 async def test_events_of_a_worker_that_behaves() -> None:
-    """Started, exited; the stream ends with the supervisor."""
+    """It starts and exits; the stream of events ends with the supervisor."""
     supervisor = acting(stage("echo"))
     events = supervisor.events()
     async with supervisor:
@@ -47,8 +47,8 @@ async def test_events_of_a_worker_that_behaves() -> None:
 
 
 async def test_events_of_a_worker_that_is_given_up() -> None:
-    """Failed, with the error that its message got, before it is gone."""
-    # One that has not started would have read nothing.
+    """It fails, with the error that its message gets, before it exits."""
+    # A worker that has not started would have read nothing.
     timeout = Timeouts(message=0.2, stop=0.2)
     run = stage("never_answers", timeout=timeout, ready=True)
     supervisor = acting(run)
@@ -76,7 +76,7 @@ async def test_events_of_a_worker_that_is_given_up() -> None:
 
 
 async def test_events_of_a_worker_that_dies() -> None:
-    """The count of what it held is with its exit."""
+    """The exit has the number of messages that it held."""
     supervisor = acting(stage("exits_at", 2, 3, window=4))
     events = supervisor.events()
     async with supervisor:
@@ -85,7 +85,7 @@ async def test_events_of_a_worker_that_dies() -> None:
         *_, exited = [event async for event in events]
 
     assert isinstance(exited, WorkerExited)
-    # Its first answer was not proven to be right.
+    # Its first reply was not proven.
     assert (exited.status, exited.lost, exited.answered) == (3, 4, 0)
     assert (exited.retried, exited.failed, exited.tries) == (4, 0, 1)
     assert (exited.untouched, exited.stopped, exited.late) == (False, False, 0)
@@ -93,7 +93,7 @@ async def test_events_of_a_worker_that_dies() -> None:
 
 
 async def test_events_of_extraction() -> None:
-    """Each round in plain mode has a worker of its own."""
+    """In plain mode each round has a worker of its own."""
     supervisor = acting(plain("extract", "one"))
     events = supervisor.events()
     async with supervisor:
@@ -110,7 +110,7 @@ async def test_events_of_extraction() -> None:
 
 
 async def test_every_listener_hears_everything() -> None:
-    """One that has closed its end is forgotten, and others are not disturbed."""
+    """A listener that has closed is dropped, and others are not disturbed."""
     supervisor = acting(stage("echo"))
     gone, first, second = (supervisor.events() for _ in range(3))
     gone.close()
@@ -126,7 +126,7 @@ async def test_every_listener_hears_everything() -> None:
 
 
 async def test_events_behind_the_end_are_none() -> None:
-    """No one waits for a supervisor that is no more."""
+    """No one waits for a supervisor that has ended."""
     async with acting(stage("echo")) as supervisor:
         pass
     with supervisor.events() as events, anyio.fail_after(1000):
@@ -149,7 +149,7 @@ async def test_long_lines_of_stderr_are_logged_in_pieces() -> None:
 
 
 async def test_failure_of_a_worker_is_logged() -> None:
-    """A failure is a warning with the whole story; an ordinary exit is no news."""
+    """It is a warning with the whole story; an ordinary exit is no news."""
     timeout = Timeouts(message=0.2, stop=0.2)
     run = stage("writes_no_eop_at", 1, timeout=timeout, ready=True)
     with capture_logs() as logs, anyio.fail_after(1000):
@@ -171,7 +171,7 @@ async def test_failure_of_a_worker_is_logged() -> None:
 
 
 async def test_each_step_of_a_worker_is_logged() -> None:
-    """For who asks for it: from its start to how it ended, by itself or not (issue 22)."""
+    """At debug level: from its start to its exit, by itself or not (issue 22)."""
     with capture_logs() as logs, anyio.fail_after(1000):
         async with acting(stage("echo")) as supervisor:
             await supervisor.submit([b"one"])
@@ -198,7 +198,7 @@ async def test_each_step_of_a_worker_is_logged() -> None:
 
 
 async def test_round_of_a_program_is_no_restart() -> None:
-    """It is run once for each; no one has to look into that (issue 22)."""
+    """The program runs once for each round, as intended (issue 22)."""
     async with acting(plain("extract", "one")) as supervisor:
         for _ in range(3):
             assert [m async for m in supervisor.extract()] == [b"one"]
@@ -206,7 +206,7 @@ async def test_round_of_a_program_is_no_restart() -> None:
 
 
 async def test_log_that_is_gone_stops_no_one() -> None:
-    """Where the host logs to may be a closed pipe; workers are served all the same."""
+    """If logs go to a closed pipe, say, workers still do their work."""
 
     def broken(logger: object, method: str, event: EventDict) -> EventDict:
         raise BrokenPipeError

@@ -1,4 +1,4 @@
-"""Whether a stage can do its work: found from the lives of its workers."""
+"""Whether a stage can work, derived from the lives of its workers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ READY = Health("ready")
 
 
 def pool(*events: Event, **settings: object) -> PoolState:
-    """Return two workers to whom that has happened at 0 seconds."""
+    """Return a pool of two workers after these events, all at 0 seconds."""
     settings = {"workers": 2, **settings}
     state = PoolState(staged(("true",), **settings))
     state.begin()
@@ -35,22 +35,22 @@ def pool(*events: Event, **settings: object) -> PoolState:
 
 
 def started(*numbers: int) -> list[WorkerStarted]:
-    """Return that workers were started."""
+    """Return the events of started workers."""
     return [WorkerStarted(f"t-{n}", n) for n in numbers]
 
 
 def died(number: int) -> WorkerExited:
-    """Return that a worker has died of itself, without progress."""
+    """Return the event of a worker that was killed, without progress."""
     return WorkerExited(f"t-{number}", number, -9, lost=0, fate="was killed by SIGKILL")
 
 
 def test_all_run() -> None:
-    """Nothing is to be reported."""
+    """There is nothing to report."""
     assert pool(*started(1, 2)).health(0.0) == READY
 
 
 def test_none_is_ready_yet() -> None:
-    """Who is asked waits, and not in vain."""
+    """Callers wait, but not in vain."""
     waiting = Health("starting", "waits for t-1, t-2 to be ready")
     assert pool().health(0.0) == waiting
     state = pool(*started(1, 2), ready=True)
@@ -61,7 +61,7 @@ def test_none_is_ready_yet() -> None:
 
 
 def test_one_is_restarted() -> None:
-    """The other one goes on; the reason has when there will be two again."""
+    """The other one works; the reason tells when there will be two again."""
     policy = RestartPolicy(delay=8)
     state = pool(*started(1, 2), died(1), restart=policy)
     state.handle(WorkerStarted("t-1", 1, 2), 0.0)
@@ -78,7 +78,7 @@ def test_one_is_at_fault() -> None:
     replaced = Health("degraded", "1 of 2 workers running: t-2 is being replaced")
     assert state.health(0.0) == replaced
 
-    # Whoever has answered something is started again at once.
+    # A worker that has answered something is restarted at once.
     state = pool(*started(1, 2), fault, died(2)._replace(answered=1))
     assert state.health(0.0) == replaced
     state.handle(WorkerStarted("t-2", 3, 2), 0.0)
@@ -93,7 +93,7 @@ def test_none_runs_for_now() -> None:
 
 
 def test_some_are_left_for_good() -> None:
-    """What became of the others is reported for as long as it lasts."""
+    """Why the others failed is reported for as long as that lasts."""
     state = pool(*started(1, 2), died(1), restart=RestartPolicy(max=0))
     assert state.health(9.0) == Health(
         "degraded",
@@ -102,7 +102,7 @@ def test_some_are_left_for_good() -> None:
 
 
 def test_none_is_left() -> None:
-    """There is no way back from here."""
+    """This state is final."""
     state = pool(*started(1), died(1), workers=1, restart=RestartPolicy(max=0))
     assert state.health(9.0) == Health(
         "failed", "all workers failed: worker t-1 (pid 1) was killed by SIGKILL"
@@ -110,20 +110,20 @@ def test_none_is_left() -> None:
 
 
 def test_closed() -> None:
-    """No one is served any more."""
+    """Nothing is processed any more."""
     state = pool(*started(1, 2), StopRequested())
     assert state.health(0.0) == Health("failed", "the supervisor is closed")
 
 
 def test_worker_that_is_replaced_for_its_age_is_no_trouble() -> None:
-    """It answers what it has, and no one notices."""
+    """It answers what it has; callers don't notice."""
     recycle = RecyclePolicy(max_messages=5)
     state = pool(*started(1, 2), WorkerWorn("t-1", "answered 5"), recycle=recycle)
     assert state.health(0.0) == READY
 
 
 def test_extractor_runs_when_it_is_asked() -> None:
-    """That none is there is as it should be."""
+    """It is normal that no worker runs before."""
     dialect = MarkerDialect(mode=Mode.PLAIN)
     state = pool(kind=StageKind.EXTRACT, dialect=dialect, workers=1)
     assert state.health(0.0) == READY

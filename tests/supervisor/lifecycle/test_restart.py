@@ -1,4 +1,4 @@
-"""When a worker is started again."""
+"""When a worker is restarted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ POLICY = RestartPolicy(max=3, within=10.0, delay=0.5, max_delay=3.0)
     [(0, 0.0), (1, 0.5), (2, 1.0), (3, 2.0), (4, 3.0), (9999, 3.0)],
 )
 def test_delay_doubles_up_to_its_cap(attempt: int, delay: float) -> None:
-    """The first restart does not wait; very many don't overflow."""
+    """The first restart does not wait; a very high number doesn't overflow."""
     assert wait_time(attempt, POLICY) == delay
 
 
@@ -30,13 +30,13 @@ def test_jitter_takes_at_most_half_away(attempt: int, jitter: float) -> None:
 
 
 def test_negative_attempt_is_refused() -> None:
-    """A bug in the caller."""
+    """It is a bug in the caller."""
     with pytest.raises(ValueError, match="attempt must be zero or positive, got -1"):
         wait_time(-1, POLICY)
 
 
 def test_restarts_without_progress_are_bounded() -> None:
-    """Three in a row, each later than the one before; then it is given up."""
+    """Three in a row, with growing delays; then the worker is given up."""
     tally = Tally(POLICY)
     delays = [tally.next_delay(n, useful=False, jitter=0.0) for n in range(4)]
 
@@ -45,7 +45,7 @@ def test_restarts_without_progress_are_bounded() -> None:
 
 
 def test_useful_start_wipes_the_slate() -> None:
-    """What came before it does not count, and the next restart does not wait."""
+    """Earlier restarts do not count any more, and the next one does not wait."""
     tally = Tally(POLICY)
     for _ in range(3):
         tally.next_delay(0.0, useful=False, jitter=0.0)
@@ -55,7 +55,7 @@ def test_useful_start_wipes_the_slate() -> None:
 
 
 def test_forgiven_start_wipes_the_slate() -> None:
-    """A message is to blame; the wait is for how often that one has failed."""
+    """A message is to blame; the delay depends on how often that message has failed."""
     tally = Tally(POLICY)
     for _ in range(3):
         tally.next_delay(0.0, useful=False, jitter=0.0)
@@ -77,7 +77,7 @@ def test_restarts_are_forgotten_with_time() -> None:
 
 
 def test_no_restarts_at_all() -> None:
-    """Not even behind a useful start."""
+    """Not even after a useful start."""
     tally = Tally(RestartPolicy(max=0))
 
     assert tally.next_delay(0.0, useful=True, jitter=0.0) is None
@@ -97,12 +97,12 @@ def test_no_restarts_at_all() -> None:
 def test_policy_decides_who_is_started_again(
     policy: str, failed: bool, wanted: bool
 ) -> None:
-    """Everybody, who failed, no one."""
+    """Every worker, those that failed, or none."""
     assert RestartPolicy(policy=policy).wanted(failed=failed, status=1) is wanted  # type: ignore[arg-type]
 
 
 def test_exit_status_can_forbid_a_restart() -> None:
-    """A worker knows that its configuration is wrong."""
+    """A worker can report that its configuration is wrong."""
     policy = RestartPolicy(never_on=frozenset({78}))
 
     assert not policy.wanted(failed=True, status=78)

@@ -1,4 +1,4 @@
-"""One worker over its starts."""
+"""One worker over several starts."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ FAILED = WorkerFailed("t-1", 7, WorkerLost("lost", stage="t"), "died")
 
 
 class Life:
-    """A worker that was started, and what it wants to be done."""
+    """A worker that is being started, and the instructions that it gives."""
 
     def __init__(self, **settings: object) -> None:
         stage = staged(("true",), **settings)
@@ -52,7 +52,7 @@ class Life:
         self.worker.spawn()
 
     def handle(self, *events: Event) -> list[Instruction]:
-        """Return what follows from the last of these events."""
+        """Return the instructions that the last of these events leads to."""
         for event in events:
             self.out.clear()
             self.worker.handle(event, 0.0)
@@ -61,7 +61,7 @@ class Life:
 
 
 def test_readiness_comes_too_late_for_a_worker_that_is_stopped() -> None:
-    """It is given nothing."""
+    """It is not fed."""
     life = Life(ready=True)
 
     assert (
@@ -71,7 +71,7 @@ def test_readiness_comes_too_late_for_a_worker_that_is_stopped() -> None:
 
 
 def test_worker_that_is_stopped_is_not_worn() -> None:
-    """What it can do no more is of no interest."""
+    """Its wear no longer matters."""
     life = Life()
 
     life.handle(STARTED, StopRequested(patient=True), WorkerWorn("t-1", "old"))
@@ -79,7 +79,7 @@ def test_worker_that_is_stopped_is_not_worn() -> None:
 
 
 def test_sign_of_life_while_it_is_stopped_means_nothing() -> None:
-    """It may give some until it is gone."""
+    """A worker may send some until it exits."""
     life = Life()
 
     assert life.handle(STARTED, StopRequested(patient=True), AliveSeen("t-1")) == []
@@ -89,7 +89,7 @@ def test_sign_of_life_while_it_is_stopped_means_nothing() -> None:
 def test_worker_at_fault_is_not_waited_for(
     events: tuple[Event, ...], patient: bool
 ) -> None:
-    """Who else is stopped may end by itself, once its stdin is closed."""
+    """Any other worker may exit by itself once its stdin is closed."""
     life = Life()
 
     out = life.handle(STARTED, *events, StopRequested(patient=True))
@@ -97,7 +97,7 @@ def test_worker_at_fault_is_not_waited_for(
 
 
 def test_what_an_earlier_start_left_behind_is_reported_in_any_state() -> None:
-    """And remembered, if it had to be killed; the worker goes its way (issue 10)."""
+    """It is remembered if killed; the worker's state is unchanged (issue 10)."""
     life = Life()
     killed, late = RemainsEnded("t-1", 7, 2), RemainsEnded("t-1", 7, 0, late=9)
     exited = WorkerExited("t-1", 7, 0, lost=0)
@@ -114,7 +114,7 @@ def test_what_an_earlier_start_left_behind_is_reported_in_any_state() -> None:
 
 
 def extractor() -> Life:
-    """Return the life of a worker that extracts, and may be restarted once."""
+    """Return the life of an extracting worker that may be restarted once."""
     return Life(
         kind=StageKind.EXTRACT,
         dialect=MarkerDialect(mode=Mode.CYCLIC),
@@ -123,7 +123,7 @@ def extractor() -> Life:
 
 
 def test_extractor_is_restarted_as_long_as_it_gets_further() -> None:
-    """Its restarts count from there (issue 10)."""
+    """Its restarts are counted from the last progress (issue 10)."""
     life = extractor()
     gone = WorkerExited("t-1", 7, -9, lost=1, retried=1, progress=True)
     for start in 2, 3, 4:
@@ -132,7 +132,7 @@ def test_extractor_is_restarted_as_long_as_it_gets_further() -> None:
 
 
 def test_extractor_that_gets_no_further_fails_permanently() -> None:
-    """A request is not to blame as a message is: what it reads from may be gone."""
+    """A request is not to blame as a message is: its source may be gone."""
     life = extractor()
     gone = WorkerExited("t-1", 7, -9, lost=1, retried=1)
     assert Spawn("t-1", 2, math.inf) in life.handle(STARTED, gone)
@@ -142,7 +142,7 @@ def test_extractor_that_gets_no_further_fails_permanently() -> None:
 
 @pytest.mark.parametrize("status", [0, 1])
 def test_extractor_that_ends_before_it_is_ready_makes_no_progress(status: int) -> None:
-    """It held no round, and was started for one all the same (issue 22)."""
+    """It held no round, but was started for one (issue 22)."""
     life = Life(
         kind=StageKind.EXTRACT,
         dialect=MarkerDialect(mode=Mode.PLAIN),
@@ -167,7 +167,7 @@ def test_worker_that_is_not_needed_before_it_is_ready_is_stopped() -> None:
 
 
 def test_worker_that_is_not_needed_is_not_waited_for() -> None:
-    """It was to be started again: now it is not."""
+    """It waited to be restarted, which is cancelled."""
     life = Life()
     life.handle(*(STARTED, WorkerExited("t-1", 7, 1, lost=0)) * 2)
     assert life.worker.timer is not None
@@ -178,7 +178,7 @@ def test_worker_that_is_not_needed_is_not_waited_for() -> None:
 
 
 def test_worker_that_is_on_its_way_out_is_not_stopped_twice() -> None:
-    """It retires, and no one comes in its place."""
+    """It retires, and no other worker takes its place."""
     life = Life()
     life.handle(STARTED, WorkerWorn("t-1", "was old"))
     life.worker.retire(0.0)
@@ -191,7 +191,7 @@ def test_worker_that_is_on_its_way_out_is_not_stopped_twice() -> None:
 
 
 def test_extractor_that_went_well_begins_anew() -> None:
-    """Restarts before it do not count for the next round."""
+    """Earlier restarts do not count for the next round."""
     life = extractor()
     gone = WorkerExited("t-1", 7, -9, lost=1, retried=1)
     life.handle(STARTED, gone)
@@ -204,7 +204,7 @@ def test_extractor_that_went_well_begins_anew() -> None:
 
 
 def test_extractor_that_reports_that_none_could_work_is_not_asked_again() -> None:
-    """Whatever becomes of the request that it had (issue 15)."""
+    """Whatever happens to the request that it had (issue 15)."""
     life = Life(kind=StageKind.EXTRACT, dialect=MarkerDialect(mode=Mode.CYCLIC))
     life.handle(STARTED, FAILED._replace(cause="abnormal"))
     life.handle(WorkerExited("t-1", 7, 1, lost=1))
@@ -212,7 +212,7 @@ def test_extractor_that_reports_that_none_could_work_is_not_asked_again() -> Non
 
 
 def reached(start: WorkerState) -> set[WorkerState]:
-    """Return the states to which events lead from ``start``, in any number."""
+    """Return the states that any number of events may lead to from ``start``."""
     found, new = {start}, deque([start])
     while new:
         state = new.popleft()
@@ -224,32 +224,32 @@ def reached(start: WorkerState) -> set[WorkerState]:
 
 
 def test_every_state_is_left_by_something_and_entered_by_something() -> None:
-    """None is forgotten."""
+    """The table has transitions from and to every state."""
     assert {state for state, _ in TRANSITIONS} == set(WorkerState)
     assert frozenset().union(*TRANSITIONS.values()) == set(WorkerState)
 
 
 def test_first_start_may_lead_anywhere() -> None:
-    """To the end, to another start, and to being given up."""
+    """To an exit, to another start, and to permanent failure."""
     assert reached(WorkerState.STARTING) == set(WorkerState)
 
 
 @pytest.mark.parametrize("end", [WorkerState.EXITED, WorkerState.FATAL])
 def test_who_has_ended_stays_there(end: WorkerState) -> None:
-    """Only the supervisor starts a worker that was never started."""
+    """Only the supervisor itself can start such a worker again."""
     assert reached(end) == {end}
 
 
 @pytest.mark.parametrize("state", WorkerState)
 def test_stop_may_be_requested_at_any_time(state: WorkerState) -> None:
-    """And no one is started after it."""
+    """And no worker is started after it."""
     assert (state, StopRequested) in TRANSITIONS
     after = TRANSITIONS[state, StopRequested]
     assert after <= {WorkerState.STOPPING, WorkerState.EXITED, WorkerState.FATAL}
 
 
 def test_history_is_reported_from_now() -> None:
-    """Oldest first."""
+    """As times before now, oldest first."""
     history = WorkerHistory()
     history.note(1.0, "started")
     history.note(2.5, "ready")
@@ -258,7 +258,7 @@ def test_history_is_reported_from_now() -> None:
 
 
 def test_history_forgets_what_is_long_ago() -> None:
-    """Sixteen events: five starts that fail."""
+    """It keeps sixteen events, enough for five failed starts."""
     history = WorkerHistory()
     for number in range(20):
         history.note(0.0, f"event {number}")
@@ -282,5 +282,5 @@ def test_history_forgets_what_is_long_ago() -> None:
 def test_fate_shows_what_was_answered_and_what_was_not(
     event: WorkerExited, text: str
 ) -> None:
-    """As far as there was anything."""
+    """Each is mentioned only if there is any."""
     assert fate_of(event).startswith(text)

@@ -1,1 +1,1 @@
-"""What ``etlstage check`` makes of workers that are known."""
+"""Tests of ``etlstage check`` on workers with known properties."""

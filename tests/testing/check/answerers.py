@@ -1,4 +1,4 @@
-"""Workers that answer, in memory: a sound one, and others with a planted bug each."""
+"""Workers in memory that answer: a sound one, and others with one planted bug each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Batch: TypeAlias = Sequence[bytes]
 
 
 def each(answer: Callable[[ScriptedWorker, bytes], Awaitable[object]]) -> Script:
-    """Return a worker that does that for each message."""
+    """Return a worker that calls ``answer`` for each message."""
 
     async def work(worker: ScriptedWorker) -> None:
         async for message in worker.messages():
@@ -33,7 +33,7 @@ def makes(outputs: Callable[[bytes], Iterable[bytes]]) -> Script:
 
 
 def lines(answer: Callable[[bytes], Iterable[bytes]]) -> Script:
-    """Return a worker that knows the default markers only, and answers lines so."""
+    """Return a worker for the default markers alone; it writes ``answer(line)``."""
 
     async def work(worker: ScriptedWorker) -> None:
         async for whole in reads(worker, b"\n"):
@@ -44,7 +44,7 @@ def lines(answer: Callable[[bytes], Iterable[bytes]]) -> Script:
 
 
 def batched(*answers: Callable[[Batch], Batch | None]) -> Script:
-    """Return a worker that answers each batch so; with nothing at all for None."""
+    """Return a worker that replies to a batch with each of ``answers``, unless None."""
 
     async def work(worker: ScriptedWorker) -> None:
         async for whole in reads(worker, b"\x17"):
@@ -60,7 +60,7 @@ def batched(*answers: Callable[[Batch], Batch | None]) -> Script:
 def reads(
     worker: ScriptedWorker, end: bytes | None = None
 ) -> AsyncIterator[list[bytes]]:
-    """Yield the messages, or what ``end`` ends, that each read completes."""
+    """Yield the messages that each read completes; they end in EOM, or in ``end``."""
     mark, rest = end or find_markers((), worker.request.env).eom, b""
 
     async def get() -> list[bytes] | None:
@@ -82,7 +82,7 @@ async def has_no_eop(worker: ScriptedWorker, message: bytes) -> None:
 
 
 async def greets(worker: ScriptedWorker) -> int | None:
-    """Report that it is there."""
+    """Write a line before the first message."""
     await worker.write(b"ready\n")
     return await echo(worker)
 
@@ -119,14 +119,14 @@ async def takes_the_first_of_a_read(worker: ScriptedWorker) -> None:
 
 
 async def answers_the_last_first(worker: ScriptedWorker) -> None:
-    """Take the messages of a read from behind."""
+    """Answer the messages of a read in reverse order."""
     async for whole in reads(worker):
         for message in reversed(whole):
             await worker.reply(message)
 
 
 async def loses_the_last_of_a_read(worker: ScriptedWorker) -> None:
-    """Take the last of many messages in one read for one that goes on."""
+    """Take the last of many messages in one read for an incomplete one."""
     async for whole in reads(worker):
         for message in whole if len(whole) == 1 else whole[:-1]:
             await worker.reply(message)
@@ -162,13 +162,13 @@ async def buffers(worker: ScriptedWorker) -> None:
 
 
 async def ignores_the_end(worker: ScriptedWorker) -> None:
-    """Wait for more behind the end of the input."""
+    """Keep running after the end of the input."""
     await echo(worker)
     await anyio.sleep_forever()
 
 
 def ends_with(status: int) -> Script:
-    """Return a worker that ends so when all is done; negative for a signal."""
+    """Return a worker that exits with ``status`` in the end; negative: by a signal."""
 
     async def work(worker: ScriptedWorker) -> int:
         await echo(worker)
@@ -186,7 +186,7 @@ async def keeps_state(worker: ScriptedWorker) -> None:
 
 
 async def counts(worker: ScriptedWorker) -> None:
-    """Return how many messages are not empty, so far."""
+    """Reply with the number of messages so far that are not empty."""
     count = 0
     async for message in worker.messages():
         count += bool(message)
@@ -194,7 +194,7 @@ async def counts(worker: ScriptedWorker) -> None:
 
 
 async def drops_repeated(worker: ScriptedWorker) -> None:
-    """Take a message that comes again for one that was sent twice."""
+    """Take a message that equals the one before for a duplicate."""
     before = None
     async for message in worker.messages():
         await worker.reply(*([message] if message != before else []))
@@ -202,7 +202,7 @@ async def drops_repeated(worker: ScriptedWorker) -> None:
 
 
 async def has_two_bugs(worker: ScriptedWorker, message: bytes) -> None:
-    """Die at 0x80; answer twice what holds a double y."""
+    """Die of a byte 0x80; reply twice to a message with a double y."""
     if b"\x80" in message:
         raise ValueError(message)
     for _ in range(1 + (b"yy" in message)):
@@ -215,7 +215,7 @@ async def refuses(worker: ScriptedWorker, message: bytes) -> None:
 
 
 async def reads_a_pipe_full(worker: ScriptedWorker, message: bytes) -> None:
-    """Take no message for one that is longer than a pipe has room for."""
+    """Fail on a message that is longer than a pipe's buffer."""
     if len(message) > 65536:
         raise SystemExit(4)
     await worker.reply(message)
@@ -224,15 +224,15 @@ async def reads_a_pipe_full(worker: ScriptedWorker, message: bytes) -> None:
 takes_text = makes(lambda message: [message.decode().encode()])
 takes_ascii = makes(lambda message: [message.decode("ascii").encode()])
 dies_when_empty = makes(lambda message: [message] if message[0] >= 0 else [])
-# The newline that an escape stands for is a marker.
+# An unescaped newline is a marker.
 decodes = makes(lambda message: [message.replace(rb"\n", b"\n")])
 brackets = makes(lambda message: [b"<" + message + b">"])
-# As Python writes what came as JSON.
+# It writes Python literals in place of JSON.
 writes_python = makes(lambda message: [str(json.loads(message)).encode()])
 forgets_x = makes(lambda message: [message if b"x" in message else message.upper()])
 echo_batches = batched(lambda batch: batch)
 loses_end_of_batch = batched(lambda batch: batch[:2] if len(batch) == 3 else batch)
-# A full batch when it is full, and again at its EOB.
+# It answers a full batch when it is full, and again at its EOB.
 answers_three_twice = batched(
     lambda batch: batch, lambda batch: batch if len(batch) == 3 else None
 )

@@ -1,4 +1,4 @@
-"""Check a worker and return what came of it."""
+"""Check a worker, and return the findings."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ def checked(
     **subject: Any,  # noqa: ANN401
 ) -> list[Finding]:
     """
-    Return all findings; a worker that hangs is to be given less time.
+    Return all findings; a worker that hangs should be given a shorter ``timeout``.
 
     The time of a script is virtual.
 
     Args:
-        command: The worker.
-        kind: Of the stage.
-        mode: Of dialect marker.
-        markers: Of the same, if they are chosen.
-        dialect: If it is another one.
-        stage: More of the stage.
-        timeout: How long it may take for anything, in seconds.
-        only: The checks that are made beside gates, by name; none: all.
-        subject: More of the subject.
+        command: The worker's command.
+        kind: The stage's kind.
+        mode: The mode of dialect marker.
+        markers: The markers of dialect marker, if not the defaults.
+        dialect: Another dialect, in place of marker.
+        stage: More settings of the stage.
+        timeout: The subject's time limit, in seconds.
+        only: Names of the checks to be made besides gates; empty: all.
+        subject: More settings of the subject.
 
     """
     made = staged(
@@ -77,13 +77,13 @@ def scripted(
     timeout: float = 5,
     **subject: Any,  # noqa: ANN401
 ) -> list[Finding]:
-    """Return what is found in a worker that is a script."""
+    """Return the findings about a worker that is a script."""
     launch = ScriptedLaunch(script)
     return checked(["no-such-program"], timeout=timeout, launch=launch, **subject)
 
 
 def said(findings: Sequence[Finding], verdict: Verdict) -> dict[str, str]:
-    """Return the reasons of those with that verdict, by name."""
+    """Return the reasons of the findings with that verdict, by the checks' names."""
     return {
         finding.check.name: finding.reason
         for finding in findings
@@ -92,5 +92,5 @@ def said(findings: Sequence[Finding], verdict: Verdict) -> dict[str, str]:
 
 
 def failures(findings: Sequence[Finding]) -> dict[str, str]:
-    """Return what has failed, and why."""
+    """Return the reasons of the checks that failed, by their names."""
     return said(findings, Verdict.FAILED)

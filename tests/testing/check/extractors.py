@@ -1,7 +1,7 @@
 """
 Workers that extract, in memory: one that is sound, and one for each planted bug.
 
-What a real one has on its disk is a dictionary, which all starts of a worker share.
+A dictionary that all starts of a worker share takes the place of a real one's disk.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Ranges:
     """Extracts ranges of offsets, and has no bug."""
 
     count: ClassVar[int] = 45
-    """Lines that there are."""
+    """Number of lines that there are to extract."""
 
     def __init__(self, worker: ScriptedWorker, disk: dict[Any, int]) -> None:
         self.worker = worker
@@ -126,7 +126,7 @@ class UnknownLatest(Ranges):
 
 
 class NoInitial(Ranges):
-    """Has no bug: it is asked for that only where a pipeline asks for it."""
+    """Has no bug: ``initial`` is asked for only where a pipeline needs it."""
 
     async def do(self, request: dict[str, Any]) -> None:
         if request == {"offsets": "initial"}:
@@ -197,7 +197,7 @@ class RefusesMany(Ranges):
 
 
 class Resumes(Ranges):
-    """Goes on where it was killed, although no one has what it wrote before."""
+    """Resumes where it was killed, although what it wrote before was discarded."""
 
     async def give(self, start: int, end: int) -> None:
         before = self.disk.get((start, end), start)
@@ -269,12 +269,12 @@ class Stubborn(Ranges):
 
 
 class Keeper(Ranges):
-    """Keeps the offset, and has no bug: what it gave is received when it is asked."""
+    """Keeps the offset, and has no bug: a request confirms the reply before it."""
 
     sent = 0
 
     async def run(self) -> int | None:
-        """Answer requests; each is the receipt for the reply before."""
+        """Answer requests; each confirms the reply before it."""
         async for _ in self.worker.messages():
             self.disk["at"] = self.disk.get("at", 0) + self.sent
             await self.give(self.disk["at"], len(self.lines))
@@ -294,7 +294,7 @@ class StoresFirst(Keeper):
 
 
 class Grows(Keeper):
-    """Has no bug: there is more each time that it is started."""
+    """Has no bug: there are more lines each time that it is started."""
 
     async def run(self) -> int | None:
         self.disk["size"] = size = self.disk.get("size", self.count) + 1

@@ -1,4 +1,4 @@
-"""Record processors in memory: one that does all well, and what can be wrong with it."""
+"""Record processors in memory: a sound one, and the bugs that it can be given."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class _Exit(Exception):
 
 class Processor:
     """
-    Checkpoints each batch, and its shard's end; tries again what is throttled.
+    Checkpoints each batch, and its shard's end; retries throttled checkpoints.
 
     Args:
-        bugs: Names of what it does wrong.
+        bugs: Names of its bugs; ``_has`` and ``_exit_if`` are called with them.
 
     """
 
@@ -29,7 +29,7 @@ class Processor:
         self._bugs = set(bugs)
 
     async def __call__(self, worker: ScriptedWorker) -> int:
-        """Live."""
+        """Process actions until the input ends, or a bug ends it."""
         self._worker, self._held = worker, b""
         self._last: dict[str, Any] = {}
         self._lines: list[bytes] = []

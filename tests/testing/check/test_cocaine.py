@@ -1,4 +1,4 @@
-"""The suite of dialect ``cocaine``, and what it finds."""
+"""The checks of dialect ``cocaine``, and what they find."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from tests.testing.check.sessions import (
 def found(
     worker: type[Worker], *only: str, dialect: CocaineDialect | None = None
 ) -> list[Finding]:
-    """Return what is found in a script."""
+    """Return the findings about a scripted worker."""
     return scripted(worker.script, dialect=dialect or CocaineDialect(), only=only)
 
 
 @pytest.mark.parametrize("version", [v for v in CocaineVersion if v.words is not None])
 def test_worker_that_keeps_to_the_protocol_passes(version: CocaineVersion) -> None:
-    """In each of the versions, each of which it is given (issue 15)."""
+    """It does so in each version of the protocol (issue 15)."""
     dialect = CocaineDialect(protocol=version)
     findings = found(Worker, dialect=dialect)
     assert failures(findings) == {}
@@ -55,7 +55,7 @@ def test_worker_that_keeps_to_the_protocol_passes(version: CocaineVersion) -> No
 def test_worker_of_another_kind_passes(
     worker: type[Worker], kind: StageKind, ranges: bool, why_not: dict[str, str]
 ) -> None:
-    """What makes no sense there is not made, and it is shown why (issue 15)."""
+    """Checks that make no sense for a kind are left out, with the reason (issue 15)."""
     dialect = CocaineDialect()
     findings = scripted(worker.script, dialect=dialect, kind=kind, ranges=ranges)
     assert failures(findings) == {}
@@ -70,7 +70,7 @@ def test_worker_of_another_kind_passes(
     ids=[worker.__name__[1:] for worker in PLANTED],
 )
 def test_planted_bug_is_found(worker: type[Worker], name: str, reason: str) -> None:
-    """By the check that is about it, for the right reason (issue 15)."""
+    """The check about it fails, for the right reason (issue 15)."""
     failed = failures(found(worker, name))
     assert list(failed) == [name]
     assert reason in failed[name]
@@ -91,7 +91,7 @@ def test_what_frameworks_do_is_advice(
 
 
 def test_heart_that_stops_is_a_failure_where_there_is_time_to_see_it() -> None:
-    """Else the text has how much there would have to be (issue 15)."""
+    """Otherwise the reason names the timeout that would do (issue 15)."""
     check = "sends heartbeats"
     findings = found(Worker, check)
     assert failures(findings) == {}
@@ -103,7 +103,7 @@ def test_heart_that_stops_is_a_failure_where_there_is_time_to_see_it() -> None:
 
 
 def test_failure_shows_the_frames() -> None:
-    """By their names, with what they carry (issue 15)."""
+    """The transcript has their names and arguments (issue 15)."""
     (worker,) = [w for w in PLANTED if w.__name__ == "_SaysMore"]
     findings = found(worker, check := "writes nothing after the end")
     (finding,) = (item for item in findings if item.check.name == check)

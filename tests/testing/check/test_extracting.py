@@ -62,12 +62,12 @@ OF_KEEPERS: Final = [
 
 
 async def ends_with_eop(worker: ScriptedWorker) -> None:
-    """Take the end of all for that of a reply."""
+    """Write EOP at the end, as if all were a reply."""
     await worker.reply(b"a", b"b")
 
 
 async def fails_in_the_middle(worker: ScriptedWorker) -> int:
-    """Give half of a source."""
+    """Write half of a source, and fail."""
     await worker.write(b"a\n")
     return 1
 
@@ -85,7 +85,7 @@ PLAIN: Final = [
 
 
 def cyclic(extractor: type[x.Ranges], *, ranges: bool = True) -> list[Finding]:
-    """Return what is found in a worker that answers requests."""
+    """Return the findings about a worker that answers requests."""
     disk: dict[Any, int] = {}
     return scripted(
         lambda worker: extractor(worker, disk).run(),
@@ -97,7 +97,7 @@ def cyclic(extractor: type[x.Ranges], *, ranges: bool = True) -> list[Finding]:
 
 
 def plain(program: Script | Sequence[str]) -> list[Finding]:
-    """Return what is found in a worker that writes all and exits."""
+    """Return the findings about a worker that writes all and exits."""
     if callable(program):
         return scripted(program, kind=StageKind.EXTRACT, mode=Mode.PLAIN)
     return checked(program, kind=StageKind.EXTRACT, mode=Mode.PLAIN)
@@ -105,7 +105,7 @@ def plain(program: Script | Sequence[str]) -> list[Finding]:
 
 @pytest.mark.parametrize(("bug", "name", "reason"), OF_RANGES)
 def test_bug_of_ranges_is_found(bug: type[x.Ranges], name: str, reason: str) -> None:
-    """What Spark's reads, and a restart, rely on (issue 12)."""
+    """Spark's reads rely on ranges, and so do restarts (issue 12)."""
     assert reason in failures(cyclic(bug))[name]
 
 
@@ -113,24 +113,24 @@ def test_bug_of_ranges_is_found(bug: type[x.Ranges], name: str, reason: str) -> 
 def test_bug_of_a_worker_that_keeps_the_offset_is_found(
     bug: type[x.Ranges], name: str, reason: str
 ) -> None:
-    """Nothing may be lost when it is killed (issue 12)."""
+    """Nothing may be lost when the worker is killed (issue 12)."""
     assert reason in failures(cyclic(bug, ranges=False))[name]
 
 
 @pytest.mark.parametrize(("program", "reason"), PLAIN)
 def test_bug_of_a_plain_extraction_is_found(program: Script, reason: str) -> None:
-    """Its end is its exit (issue 12)."""
+    """Only its exit shows that it is complete (issue 12)."""
     assert reason in failures(plain(program))["writes all and exits"]
 
 
 def test_plain_extraction_that_leaves_a_process_behind_is_found() -> None:
-    """It would be killed in the middle of its work (issue 12)."""
+    """That process would be killed in the middle of its work (issue 12)."""
     findings = plain(["sh", "-c", "sleep 60 & echo a"])
     assert "left something behind" in failures(findings)["writes all and exits"]
 
 
 def test_every_check_has_a_bug_that_it_finds() -> None:
-    """One that is added has a row, too (issue 12)."""
+    """A new check needs a row in a table (issue 12)."""
     found = {name for _, name, _ in [*OF_RANGES, *OF_KEEPERS]}
     only_advice = {"writes the same again"}
     names = {check.name for check in extracting.CHECKS}
@@ -142,20 +142,20 @@ def test_every_check_has_a_bug_that_it_finds() -> None:
 def test_worker_without_a_bug_passes(
     count: int, sound: type[x.Ranges], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All of these, without what was planted (issue 12)."""
+    """Without planted bugs there is neither a failure nor advice (issue 12)."""
     monkeypatch.setattr(x.Ranges, "count", count)
     findings = cyclic(sound, ranges=not issubclass(sound, x.Keeper))
     assert failures(findings) == said(findings, Verdict.ADVICE) == {}
 
 
 def test_worker_that_extracts_nothing_is_reported() -> None:
-    """Perhaps it waits to be asked (issue 12)."""
+    """It may be waiting for requests (issue 12)."""
     findings = plain(["true"])
     assert "is cyclic" in said(findings, Verdict.ADVICE)["writes all and exits"]
 
 
 def test_plain_worker_that_never_writes_the_same_is_reported() -> None:
-    """It is read again after a failure (issue 12)."""
+    """After a failure it is run again from its beginning (issue 12)."""
 
     async def count(worker: ScriptedWorker) -> None:
         await worker.write(b"a\n%d\n" % worker.pid)
@@ -167,7 +167,7 @@ def test_plain_worker_that_never_writes_the_same_is_reported() -> None:
 
 
 def test_worker_that_does_not_know_latest_is_reported() -> None:
-    """Its stage needs an end (issue 12)."""
+    """Its stage needs ``end`` (issue 12)."""
     findings = cyclic(x.UnknownLatest)
     assert "needs end" in said(findings, Verdict.ADVICE)[LATEST]
     assert failures(findings) == {}
@@ -182,7 +182,7 @@ def test_ranges_are_looked_at_although_no_offset_is_known() -> None:
 
 
 def test_nothing_to_extract_is_reported() -> None:
-    """What could not be looked at was not found to be right (issue 12)."""
+    """A check that had nothing to look at has not passed (issue 12)."""
 
     class Empty(x.Ranges):
         count = 0

@@ -17,12 +17,12 @@ pytestmark = pytest.mark.core
 
 
 def found(*bugs: str, **more: Any) -> list[Finding]:  # noqa: ANN401 - passed on
-    """Return what is found in a processor with these bugs."""
+    """Return the findings about a processor with these bugs."""
     return scripted(Processor(*bugs), kind=StageKind.LOAD, dialect=KclDialect(), **more)
 
 
 def test_good_processor_passes() -> None:
-    """All of them, and no other checks are made."""
+    """It passes all checks of its dialect, and no others are made."""
     findings = found()
     assert [finding.check for finding in findings] == [*CHECKS]
     assert {
@@ -129,7 +129,7 @@ def test_good_processor_passes() -> None:
     ],
 )
 def test_planted_bug_is_found(bug: str, name: str, reason: str) -> None:
-    """By the check that is about it."""
+    """The check about it fails."""
     assert reason in failures(found(bug, only=[name], timeout=2))[name]
 
 
@@ -159,13 +159,13 @@ def test_planted_bug_is_found(bug: str, name: str, reason: str) -> None:
     ],
 )
 def test_what_its_author_should_know(bug: str, name: str, reason: str) -> None:
-    """It breaks nothing."""
+    """Bugs that break nothing are advice."""
     bugs = [bug, *["never checkpoints"] * (bug == "ignores a request")]
     assert reason in said(found(*bugs, only=[name]), Verdict.ADVICE)[name]
 
 
 def test_checks_that_need_checkpoints() -> None:
-    """They are not made of a processor that has none."""
+    """They don't apply to a processor that never checkpoints."""
     missed = said(found("never checkpoints"), Verdict.NOT_APPLICABLE)
     assert missed.keys() == {
         "survives throttling",

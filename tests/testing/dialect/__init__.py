@@ -1,1 +1,1 @@
-"""What tests know of each dialect."""
+"""Tests of what the testing kit knows about each dialect."""

@@ -1,4 +1,4 @@
-"""Frames by their names, each as it was written, and as a person is shown it."""
+"""Frames by name: each with its raw bytes, and as it is shown to people."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BEAT = b"\x93\x01\x00\x90"
 @settings(max_examples=50, deadline=None)
 @given(st.lists(frames(), max_size=5).map(b"".join).flatmap(chunkings))
 def test_frame_comes_as_it_was_written(chunks: list[bytes]) -> None:
-    """However it was cut; what is not complete is the rest (issue 15)."""
+    """Its raw bytes are kept, however they are cut (issue 15)."""
     passing = Passing(CocaineVersion.ONE)
     found = [p for chunk in chunks for p in passing.read(Side.WORKER, chunk)]
     assert b"".join(p.raw for p in found) == b"".join(chunks)
@@ -41,7 +41,7 @@ def test_frame_comes_as_it_was_written(chunks: list[bytes]) -> None:
 
 
 def test_each_is_named() -> None:
-    """With its session and what it carries, once it is complete (issue 15)."""
+    """It has its session and its arguments, once it is complete (issue 15)."""
     passing = Passing(CocaineVersion.AUTO)
     assert passing.words is None
     assert [p.name for p in passing.read(Side.WORKER, HELLO + BEAT + b"\x93\x02")] == [
@@ -57,7 +57,7 @@ def test_each_is_named() -> None:
 
 
 def test_what_is_no_frame_comes_as_it_is() -> None:
-    """From no msgpack on, whatever comes (issue 15)."""
+    """After bytes that are no msgpack, nothing is parsed any more (issue 15)."""
     passing = Passing(CocaineVersion.ONE)
     assert list(passing.read(Side.WORKER, b"\x07\x93\x02")) == [PassedFrame(b"\x07", 7)]
     assert list(passing.read(Side.WORKER, b"\x00\xc1")) == [
@@ -67,7 +67,7 @@ def test_what_is_no_frame_comes_as_it_is() -> None:
 
 
 def test_rest_comes_once() -> None:
-    """It is what makes no frame yet (issue 15)."""
+    """The rest is the beginning of an incomplete frame (issue 15)."""
     passing = Passing(CocaineVersion.ONE)
     assert list(passing.read(Side.WORKER, BEAT[:2])) == []
     assert passing.rest(Side.WORKER) == BEAT[:2]
@@ -79,7 +79,7 @@ def test_rest_comes_once() -> None:
 def test_each_frame_has_its_name_and_what_it_carries(
     version: CocaineVersion, known: bool
 ) -> None:
-    """In any version, which need not be known before (issue 15)."""
+    """The version need not be known in advance (issue 15)."""
     told = version if known else CocaineVersion.AUTO
     reader = kit_of(CocaineDialect(protocol=told)).reader()
     assert reader is not None
@@ -130,7 +130,7 @@ def test_each_frame_has_its_name_and_what_it_carries(
 
 
 def test_what_is_no_frame_is_shown_as_it_is() -> None:
-    """And all behind it that is no msgpack either (issue 15)."""
+    """So is everything after bytes that are no msgpack (issue 15)."""
     reader = CocaineReader(CocaineVersion.ONE)
     assert reader.read(THEIRS, b"\x93\x02\x09\x90\x93\x01\x07\x90") == [
         "frame 9 for 2",
@@ -146,7 +146,7 @@ def test_what_is_no_frame_is_shown_as_it_is() -> None:
 
 
 def test_raw_is_a_session_as_a_worker_reads_it() -> None:
-    """However long the message is, and whatever the event."""
+    """Any messages and any event make a session."""
     dialect = CocaineDialect(protocol=CocaineVersion.ZERO, event="echo")
 
     raw = kit_of(dialect).raw([b"one", b"two"])
@@ -162,7 +162,7 @@ def test_raw_is_a_session_as_a_worker_reads_it() -> None:
 
 @pytest.mark.parametrize("version", CocaineVersion)
 def test_what_was_sent_is_cut_behind_each_session(version: CocaineVersion) -> None:
-    """And listed by session, without what differs each time (issue 15)."""
+    """Exchanges are listed by session, without what varies (issue 15)."""
     dialect = CocaineDialect(protocol=version)
     ours, theirs = (dialect.open(side, Limits()) for side in Side)
     theirs.send(Ready("u"))

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.core
 
 
 def test_what_a_worker_reads() -> None:
-    """Its life up to the first records."""
+    """It is initialized, and given the first records."""
     first, second = kit_of(KclDialect()).raw([b"one"]).splitlines()
 
     assert first.startswith(b'{"action":"initialize"')
@@ -23,7 +23,7 @@ STATUS = b'\n{"action": "status", "responseFor": "processRecords"}\n'
 
 
 def test_one_line_is_a_turn() -> None:
-    """An action, or the answer to a checkpoint; and a checkpoint, or a status."""
+    """Lines are actions or answers to a worker, checkpoints or statuses from it."""
     kit = kit_of(KclDialect())
     initialize, records = kit.raw([b"one"]).splitlines(keepends=True)
     assert kit.cut(Side.SUPERVISOR, initialize + records[:5]) == [

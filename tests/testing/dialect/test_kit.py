@@ -1,4 +1,4 @@
-"""A dialect that no one knows better, and one of another package that has a kit."""
+"""Dialects of other packages, without a kit and with a kit of their own."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ pytestmark = pytest.mark.core
 
 
 class Loud(DialectKit[ToyDialect]):
-    """The kit of the toy dialect, were it a package."""
+    """A kit for the toy dialect, as another package would have it."""
 
     def shown(self, data: bytes) -> str:
-        """Return it in capitals."""
+        """Return the bytes in capitals."""
         return data.upper().decode()
 
 
 def test_dialect_without_a_kit_has_a_plain_one() -> None:
-    """Bytes are bytes, and a conversation is one piece (issue 22)."""
+    """Bytes are shown escaped, and a conversation is one piece (issue 22)."""
     kit = kit_of(ToyDialect())
 
     assert type(kit) is DialectKit
@@ -41,7 +41,7 @@ def test_dialect_without_a_kit_has_a_plain_one() -> None:
 
 
 def test_kit_of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is named by an entry point, as its dialect is; ours come first (issue 22)."""
+    """An entry point names it, as for dialects; built-in ones come first (issue 22)."""
     points = [
         EntryPoint("toy", f"{__name__}:Loud", GROUP),
         EntryPoint("marker", f"{__name__}:Loud", GROUP),

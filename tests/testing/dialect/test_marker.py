@@ -12,13 +12,13 @@ pytestmark = pytest.mark.core
 
 
 def test_raw_is_what_the_worker_reads() -> None:
-    """A batch that we close ends with EOB."""
+    """A batch that the supervisor closes ends with EOB."""
     assert kit(ODD).raw([b"a", b"b"]) == b"a<m>b<m>\x17<m>"
     assert kit(ODD.fitted(batches=False, heartbeat=None)).raw([b"a"]) == b"a<m>"
 
 
 def test_reply_too_many_may_be_that_to_a_full_batch() -> None:
-    """A worker that counts for itself answers EOB, too."""
+    """A worker that counts messages itself replies to EOB, too."""
     batch = MarkerDialect(mode=Mode.BATCH_SUPERVISOR)
     assert kit(MarkerDialect()).unsolicited(b"\0") == "wrote 1 reply too many: <EOP>"
     assert kit(batch).unsolicited(b"\0").endswith("set dialect.eob_after_full: false")
@@ -66,11 +66,11 @@ def test_reply_too_many_may_be_that_to_a_full_batch() -> None:
 def test_conversation_is_cut_into_requests_and_replies(
     dialect: MarkerDialect, side: Side, data: bytes, pieces: list[bytes]
 ) -> None:
-    """A request is a message, or a whole batch; a worker that asks for more replies."""
+    """A request is a message, or a whole batch; asking for more is a reply."""
     assert kit(dialect).cut(side, data) == pieces
 
 
 def test_bytes_are_shown_with_the_markers_of_the_stage() -> None:
-    """So that an author sees where his own are."""
+    """Authors must see where their own markers are."""
     dialect = MarkerDialect(markers=Markers(eop=b"end"))
     assert kit(dialect).shown(b"one\nend") == "one<EOM><EOP>"

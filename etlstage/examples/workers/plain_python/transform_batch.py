@@ -4,7 +4,7 @@ Transform batches, in plain Python.
 Messages that occur more than once in a batch are passed on once. As a T stage whose
 supervisor closes the batches: ``command: [python, transform_batch.py]``. With a
 number as its argument the worker drives: it asks for one message after the other and
-closes its batch when it holds so many.
+closes its batch when it holds that many.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Load batches.
 Each batch becomes one transaction of a database: all of it is there, or nothing. As
 an L stage whose supervisor closes the batches:
 ``command: [python, load_batch.py, out.sqlite]``; with a number after the file the
-worker closes its batch when it holds so many messages.
+worker closes its batch when it holds that many messages.
 """
 
 from __future__ import annotations

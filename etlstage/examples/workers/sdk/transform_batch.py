@@ -3,7 +3,7 @@ Transform batches.
 
 Messages that occur more than once in a batch are passed on once. As a T stage whose
 supervisor closes the batches: ``command: [python, transform_batch.py]``; with a
-number as its argument the worker closes its batch when it holds so many.
+number as its argument the worker closes its batch when it holds that many.
 """
 
 from __future__ import annotations
