@@ -199,10 +199,11 @@ class MarkerReader:
         offset = self._buffer.offset + at
         self._buffer.truncate(at)
         parse()
-        if self._eob is not None and token is Token.EOB:
-            raise self._blame(_PASSED_ON, offset, marker)
-        if len(self._buffer) and token is not Token.EOB:
+        passed_on = self._eob is not None and token is Token.EOB
+        if len(self._buffer) and (passed_on or token is not Token.EOB):
             self._got(Token.OUTPUT)  # it is not the beginning of a marker
+        if passed_on:
+            raise self._blame(_PASSED_ON, offset, marker)
         self._got(token, at=offset, found=marker)
         raise AssertionError("unreachable: a marker without a place was allowed")
 
@@ -425,7 +426,7 @@ class MarkerReader:
         eop, _, bnc, err = self._markers[1:]
         if not any(
             marker is not None and marker.startswith(self._buffer.peek(len(marker)))
-            for marker in (eop, bnc, err)
+            for marker in (eop, bnc, err, self._eob)
         ):
             self._got(Token.OUTPUT)
         at = self._find_end()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -99,3 +100,24 @@ def test_any_split_means_the_same_within_limits(
     if sized in (whole[-1], pieces[-1]):
         whole[-1], pieces[-1] = whole[-1][:1], pieces[-1][:1]
     assert whole == pieces
+
+
+@pytest.mark.parametrize("before", [b"", b"-", b".", b"=", b"a"])
+@pytest.mark.parametrize("given", BEFORE[Mode.BATCH_SUPERVISOR])
+@pytest.mark.parametrize("mode", [Mode.BATCH_WORKER, Mode.BATCH_SUPERVISOR])
+def test_eob_from_a_worker_means_the_same_in_pieces(
+    mode: Mode, given: list[Word], before: bytes
+) -> None:
+    """Also where it is cut, after the beginning of another marker (issue 22)."""
+    if mode is Mode.BATCH_WORKER and given:
+        given = [Messages([b"q"])]
+    markers = Markers(eom=b"\n\n", eop=b"--", eob=b"==", bnc=b"..", err=b"!!")
+    stream = before + markers.eob
+    outcomes = []
+    for reads in ([stream], [stream[at : at + 1] for at in range(len(stream))]):
+        protocol = MarkerProtocol(S, mode, markers)
+        for event in given:
+            tell(protocol, event)
+        outcomes.append(heard(protocol, reads))
+    assert outcomes[0] == outcomes[1]
+    assert outcomes[0][-1][0] == "Failed"
