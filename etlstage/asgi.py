@@ -127,8 +127,8 @@ class StageService:
         """
         if self._running is None:
             raise InvalidState(
-                f"stage {self.stage.name}: the application does not serve; give it"
-                " the lifespan of this service"
+                f"stage {self.stage.name}: the application is not serving; pass"
+                " it the lifespan of this service"
             )
         return self._running
 
@@ -188,7 +188,7 @@ class StageService:
             case TimeoutError():
                 status, detail = 504, "no result in time"
             case Overloaded():
-                status, detail, headers = 503, "too many requests wait", _LATER
+                status, detail, headers = 503, "too many requests are waiting", _LATER
             case InvalidState() | StageFailed():
                 status, detail = 503, "the service is not available"
             case _ if self.health.state in {"starting", "failed"}:

@@ -99,7 +99,7 @@ def block_head(head: bytes | memoryview) -> tuple[int, int, int, int]:
     (crc,) = struct.unpack("<I", head[-4:])
     magic, count, size, first, sum_ = struct.unpack(_HEAD, head[:-4])
     if magic != _MAGIC or crc != crc32(head[:-4]):
-        raise ValueError("its head is not what was written")
+        raise ValueError("its header is not valid")
     return count, size, first, sum_
 
 
@@ -150,12 +150,12 @@ class Blocks:
         except ValueError as error:
             raise self._damaged(str(error)) from None
         if self._first is not None and first != self.messages:
-            raise self._damaged(f"it begins with message {first}")
+            raise self._damaged(f"it begins with message {first} instead")
         body = self._read(size)
         if len(body) < size:
             return None
         if sum_ and crc32(body) != sum_:
-            raise self._damaged(f"its {count} messages are not what was written", first)
+            raise self._damaged(f"its {count} messages fail their checksum", first)
         with pa.ipc.open_stream(body) as stream:
             batch = stream.read_next_batch()
         self.end += BLOCK_HEAD + size

@@ -228,7 +228,7 @@ def refuse_one(messages: object) -> None:
     if _is_one(messages):
         raise TypeError(
             f"expected an iterable of messages, got {_kind(messages)};"
-            " a single message goes into a list: [message]"
+            " put a single message in a list: [message]"
         )
 
 

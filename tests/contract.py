@@ -88,7 +88,7 @@ UNFIT = {
     '{"id":1,"bo":"true"}': "field 'bo' is a string that is not of type boolean",
     '{"id":1,"f":"x"}': "field 'f' is a string that is not of type double",
     '{"id":1,"f":"NaN"}': "field 'f' is a string that is not of type double",
-    '{"id":1,"f":NaN}': "it is not one JSON document (NaN is not a number)",
+    '{"id":1,"f":NaN}': "it is not one JSON document (NaN is not a JSON number)",
     '{"id":1,"f":1e400}': "a value in it does not fit",
     '{"id":1,"r":1e39}': "a value in it does not fit",
     '{"id":1,"deep":[{"x":1},{"x":-1e400}]}': "a value in it does not fit",

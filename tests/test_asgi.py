@@ -190,7 +190,7 @@ async def test_too_many_requests() -> None:
         ready = await client.get("/ready")
         free.set()
     assert (reply.status_code, ready.status_code) == (503, 200)
-    assert reply.json() == {"detail": "too many requests wait"}
+    assert reply.json() == {"detail": "too many requests are waiting"}
     assert reply.headers["retry-after"] == "1"
     assert answers == ["first"]
 
@@ -211,7 +211,7 @@ async def test_application_that_does_not_serve() -> None:
     """Without the lifespan no workers are run, and the error names what is missing."""
     made = service()
     app = starlette(made)
-    with pytest.raises(InvalidState, match="give it the lifespan of this service"):
+    with pytest.raises(InvalidState, match="pass it the lifespan of this service"):
         await made.ask(b"a")
     transport = httpx.ASGITransport(app=app)
     async with httpx.AsyncClient(transport=transport, base_url="http://t") as client:

@@ -180,8 +180,6 @@ def test_what_is_no_run_is_reported(run: object, text: str) -> None:
 @pytest.mark.parametrize("one", ["abc", b"abc", bytearray(b"abc")])
 def test_one_message_is_no_list_of_messages(one: object) -> None:
     """Its letters would be taken for messages."""
-    with pytest.raises(
-        TypeError, match=r"a single message goes into a list: \[message"
-    ):
+    with pytest.raises(TypeError, match=r"put a single message in a list: \[message"):
         refuse_one(one)
     refuse_one([one])

@@ -112,7 +112,7 @@ def _check(
         blocked = [finding for finding in findings if finding.blocked]
         if blocked:
             others = counted(len(blocked), "other")
-            screen.tell(f"-      {others}: {blocked[0].reason}")
+            screen.tell(f"-      {others} not run: {blocked[0].reason}")
         screen.tell(summary(findings))
     if junit_file is not None:
         cases = [_case(finding, program) for finding in findings]

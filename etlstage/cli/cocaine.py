@@ -46,5 +46,5 @@ def _read(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ConfigError(f"{path}: expected JSON: {error}") from None
     if not isinstance(document, dict):
-        raise ConfigError(f"{path}: expected an object of JSON")
+        raise ConfigError(f"{path}: expected a JSON object")
     return document

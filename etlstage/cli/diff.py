@@ -168,7 +168,7 @@ def _two(text: str, known: Sequence[str]) -> tuple[str, str]:
     what = "engines" if known is ENGINES else "ends"
     if len(names) != 2:
         raise ConfigError(
-            f"--on needs two {what}, as in local,spark, got {len(names)}: {text!r}"
+            f"--on needs two {what}, as in A,B, got {len(names)}: {text!r}"
         )
     expected = f", expected {' or '.join(map(repr, known))}"
     problems = [
@@ -196,7 +196,7 @@ def _with_end(
     if written not in _rows():
         raise ConfigError(
             f"--on: {document.where(('extract',))}: the extract stage is a {written}:"
-            f" only of rows there are two ends, {' and '.join(_rows())}"
+            f" only ends for rows can replace each other, {' and '.join(_rows())}"
         )
     if name != written:
         given = json.dumps(_rows()[written].instead(extract[written]))

@@ -115,7 +115,7 @@ def list_letters(
     if some:
         _print(
             f"\nsuperseded: {found.settled.superseded_by};"
-            " 'etlstage dlq retry' leaves them out"
+            " 'etlstage dlq retry' skips them"
         )
         count = _rows(found, filter(superseded, chosen(found, stage)))
         _print(f"{counted(count, 'dead letter')} superseded")
@@ -160,7 +160,9 @@ def show_letter(
     place: Place,
     number: Annotated[
         str,
-        typer.Argument(metavar="ID", help="Id of the dead letter, or how it begins."),
+        typer.Argument(
+            metavar="ID", help="Id of the dead letter, or the beginning of it."
+        ),
     ],
     *,
     overlays: Overlays = None,
@@ -191,7 +193,7 @@ def show_letter(
         if sys.stdout.isatty() and not yes:
             size = counted(len(letter.message), "byte")
             confirm(
-                f"write {size} to this terminal as they are, though they may steer it?",
+                f"write {size} to this terminal unescaped, though they may control it?",
                 otherwise="nothing was written",
             )
         sys.stdout.buffer.write(as_read(letter))

@@ -27,7 +27,8 @@ def _infer(
     place: Annotated[
         Path,
         typer.Argument(
-            metavar="FILE", help="Recording made by run --record, or a folder of such."
+            metavar="FILE",
+            help="Recording made by run --record, or a folder of recordings.",
         ),
     ],
     *,
@@ -81,7 +82,9 @@ def _of_stage(place: Path, name: str | None) -> Sequence[Recording]:
     if not names:
         raise ConfigError(f"{place} has no recording of a transform worker")
     if name is None and len(names) > 1:
-        raise ConfigError(f"--stage: name one, {', '.join(names)} were recorded")
+        raise ConfigError(
+            f"--stage: choose one of the recorded stages: {', '.join(names)}"
+        )
     if name is not None and name not in names:
         known = guess(name, names) or f", expected {' or '.join(names)}"
         raise ConfigError(f"--stage: unknown stage {name!r}{known}")

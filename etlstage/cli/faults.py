@@ -126,7 +126,7 @@ def _plain(occurrence: Occurrence) -> dict[str, object]:
 
 
 def _fate(occurrence: Occurrence) -> str:
-    return occurrence.fate or "was left"
+    return occurrence.fate or "did not exit"
 
 
 def _of_many(fate: str, times: int) -> str:

@@ -162,7 +162,9 @@ def _fuzz(
     timeout: Timeout = 5.0,
     one_output: Annotated[
         bool,
-        typer.Option("--expect-one-output", help="Require one output of each message."),
+        typer.Option(
+            "--expect-one-output", help="Require one output for each message."
+        ),
     ] = False,
     json_in: Annotated[
         bool, typer.Option("--json-in", help="Generate JSON documents as inputs.")
@@ -258,7 +260,7 @@ def _fuzz(
         _show(out, kept.keep(failure, program.secrets), one.failure, program)
         if not one.steady:
             out.tell(
-                "it did not fail each time: the worker may depend on chance, or time"
+                "it did not fail every time: the worker may depend on chance, or time"
             )
     if found:
         bugs = f"{counted(len(found), 'bug')} " if len(found) > 1 else ""
@@ -284,8 +286,9 @@ def _examine(stage: Stage, oracles: Oracles, *, vary_markers: bool) -> None:
         )
     if stage.kind is StageKind.EXTRACT:
         raise ConfigError(
-            "fuzz draws messages, and an extract worker is given none; 'etlstage check'"
-            " looks whether its ranges fit together, and come again after a kill"
+            "fuzz generates messages, and an extract worker is given none; 'etlstage"
+            " check' tests whether its ranges fit together, and are repeated after a"
+            " kill"
         )
     if stage.kind is StageKind.LOAD:
         for name, option in _OF_OUTPUTS.items():
@@ -404,7 +407,7 @@ def _show(out: Screen, failure: Failure, failed: CaseFailed, program: Program) -
     out.tell("transcript:")
     out.tell(program.secrets.conceal(failed.transcript))
     out.tell("")
-    out.tell(f"kept in {failure.recording}: 'etlstage replay' plays it")
+    out.tell(f"kept in {failure.recording}: 'etlstage replay' replays it")
     out.tell("in Python:")
     for line in failure.program():
         out.tell(f"  {line}".rstrip())

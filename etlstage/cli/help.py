@@ -59,7 +59,7 @@ def list_topics() -> int:
         for topic, page in pages.items():
             heading = page.partition("\n")[0].removeprefix("# ")
             screen.tell(f"  {topic:{width}}  {heading}")
-    screen.tell("show one: etlstage help TOPIC")
+    screen.tell("to show one: etlstage help TOPIC")
     return 0
 
 

@@ -266,7 +266,7 @@ def _plots(report: Report, spans: Sequence[RunSpan]) -> Iterator[str]:
         )
     ticks = (whole * n / (TICKS - 1) for n in range(TICKS))
     yield f'<p class="axis">{"".join(f"<span>{_time(t, whole)}</span>" for t in ticks)}</p>'
-    yield '<p class="note">Each stage has a scale of its own.</p>'
+    yield '<p class="note">Each stage has its own scale.</p>'
 
 
 def _time(seconds: float, whole: float) -> str:

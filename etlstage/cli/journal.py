@@ -17,6 +17,7 @@ import typer
 from etlstage.cli.failure import complain
 from etlstage.cli.options import JsonLines, new_app
 from etlstage.errors import ConfigError
+from etlstage.messages import counted
 from etlstage.telemetry.terminal import harmless
 
 if TYPE_CHECKING:
@@ -73,8 +74,8 @@ def _cat(
         typer.Option(
             "--from",
             metavar="OFFSET|TIME",
-            help="Begin at this offset, or with messages appended from a time on, such"
-            " as 2026-11-23T18:00:00Z.",
+            help="Begin at this offset, or with messages appended at or after a time,"
+            " such as 2026-11-23T18:00:00Z.",
         ),
     ] = None,
     end: Annotated[
@@ -89,7 +90,9 @@ def _cat(
     from etlstage.sequencing import producer_of
 
     if producer is not None and not re.fullmatch("[0-9a-f]{12}", producer):
-        raise ConfigError(f"--producer is {producer!r}, expected 12 hexadecimal digits")
+        raise ConfigError(
+            f"--producer is {producer!r}, expected 12 lower-case hexadecimal digits"
+        )
     with _opened(path) as journals:
         names = _names(journals, journal)
         offsets = {name: _offset(journals.log(name), begin) for name in names}
@@ -204,7 +207,7 @@ def _trim(path: Folder) -> int:
     """Delete segments that no longer have to be kept."""
     with _opened(path) as journals:
         for name, count in journals.trim().items():
-            typer.echo(f"{name}: dropped {count} segments")
+            typer.echo(f"{name}: dropped {counted(count, 'segment')}")
     return 0
 
 

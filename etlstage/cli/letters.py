@@ -149,7 +149,9 @@ def one_of(found: Letters, number: str, stage: str | None = None) -> DeadLetter:
         )
     if len(ids) > 1:
         several = ", ".join(ids[:3]) + ("..." if len(ids) > 3 else "")
-        raise ConfigError(f"several dead letters begin with {number!r}: {several}")
+        raise ConfigError(
+            f"the ids of several dead letters begin with {number!r}: {several}"
+        )
     return letter
 
 
@@ -165,7 +167,7 @@ def check_ended(delivery: Delivery) -> None:
     if record.whole and not record.ended:
         raise StateUnusable(
             f"the run {record.run} that uses {delivery.folder} was interrupted: complete"
-            " it first; its last dead letters are written again then"
+            " it first, as it writes its last dead letters again"
         )
 
 

@@ -55,7 +55,7 @@ class MetricsServer:
             self._server = _Server(host, port)
         except OSError as error:
             raise ConfigError(
-                f"--metrics {address}: can't be listened on: {os_reason(error)}"
+                f"--metrics {address}: can't listen on this address: {os_reason(error)}"
             ) from None
         self._server.metrics = self
         self._thread = threading.Thread(
@@ -87,7 +87,7 @@ class MetricsServer:
                 return 200, _TEXT, "live\n"
             case "/ready":
                 return self._readiness()
-        return 404, _TEXT, "there are /metrics, /live and /ready\n"
+        return 404, _TEXT, "available paths: /metrics, /live and /ready\n"
 
     def _readiness(self) -> tuple[int, str, str]:
         if self.ledger is None:

@@ -107,7 +107,7 @@ Words = Annotated[
     list[str],
     typer.Argument(
         metavar="-- COMMAND... | FILE --stage NAME",
-        help="Command of the worker, after --; or a pipeline file that has it.",
+        help="Command of the worker, after --; or a pipeline file that defines it.",
     ),
 ]
 Kind = Annotated[

@@ -184,9 +184,9 @@ async def _obey(
 
 def _draining(pipeline: Runner) -> str:
     waiting, limit = pipeline.ledger.waiting, pipeline.drain_limit
-    text = f"{counted(waiting, 'message')} under way, " if waiting else ""
+    text = f"{counted(waiting, 'message')} in progress, " if waiting else ""
     if waiting and limit < math.inf:
-        text += f"those that wait for a worker at most {limit:g} s; "
+        text += f"those waiting are given to workers for at most {limit:g} s; "
     return f"draining: {text}press Ctrl-C again to stop at once"
 
 

@@ -77,7 +77,7 @@ def _replay(
         return _replay_failures()
     if file.is_dir():
         found = sorted(path.name for path in file.glob("*.rec"))
-        has = f"such as {file / found[0]}" if found else "and it has none"
+        has = f"such as {file / found[0]}" if found else "but it has none"
         raise ConfigError(f"{file} is a folder: name one recording, {has}")
     with naming(file):
         recording = Recording.load(file)
@@ -108,7 +108,7 @@ def _replay_failures() -> int:
             out.tell(f"{harmless(line)} {harmless(where)}")
     count = len(all_kept)
     fixed = f"{count - failed:,} fixed, {failed:,} failed"
-    out.tell(f"{counted(count, 'case')}: {fixed}" if count else f"no case in {FOLDER}")
+    out.tell(f"{counted(count, 'case')}: {fixed}" if count else f"no cases in {FOLDER}")
     return FAILED if failed else 0
 
 

@@ -49,7 +49,7 @@ Ids = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[ID]...",
-        help="Ids of dead letters, or how these begin; default: all.",
+        help="Ids of dead letters, or the beginnings of them; default: all.",
     ),
 ]
 OfStage = Annotated[
@@ -144,13 +144,13 @@ class _Work:
         code = exit_code(report, debug=self._verbosity.debug)
         counts = [f"{counted(self._passed, 'dead letter')} passed"]
         counts += [f"{again:,} failed again"] if again else []
-        counts += [f"{counted(new, 'new dead letter')} further on"] if new else []
+        counts += [f"{counted(new, 'new dead letter')} in later stages"] if new else []
         screen = Screen()
         screen.tell(", ".join(counts))
         for stage in self._waits:
             screen.tell(
-                f"what passed waits in the journals of {stage}: etlstage run {file}"
-                f" --only-behind {shlex.quote(stage)} loads it"
+                f"results are waiting in the journals of {stage}; to load them:"
+                f" etlstage run {file} --only-behind {shlex.quote(stage)}"
             )
         if again or new:
             screen.tell(f"to see what is left: etlstage dlq ls {file}")
@@ -175,7 +175,7 @@ def _leave_out(found: Letters, stage: str | None, ids: Collection[str] | None) -
     if old:
         are = "is" if old == 1 else "are"
         Screen().tell(
-            f"{counted(old, 'dead letter')} {are} left out:"
+            f"{counted(old, 'dead letter')} {are} skipped:"
             f" {found.settled.superseded_by}; 'etlstage dlq drop' removes them"
         )
 
@@ -184,7 +184,7 @@ def _leave_out_damage(count: int, *, alone: bool) -> None:
     """Report letters that are not messages; raise ConfigError if all are such."""
     are, them = ("is", "it") if count == 1 else ("are", "them")
     text = (
-        f"{counted(count, 'dead letter')} {are} damage in the input, which no stage can"
+        f"{counted(count, 'dead letter')} {are} damaged input, which no stage can"
         f" process: 'etlstage dlq export --raw' writes {them}, 'etlstage dlq drop'"
         f" removes {them}"
     )
@@ -202,9 +202,9 @@ def _nothing(stage: str | None) -> int:
 def _check(file: Path, stages: Collection[str], known: Sequence[str]) -> None:
     """Raise ConfigError unless the file has the stages of all letters."""
     problems = [
-        f"{file} has no stage {name!r}{guess(name, known)}, of which there are dead"
-        f" letters: give the stage this name again, choose others by --stage, or see"
-        f" 'etlstage dlq drop --help'"
+        f"{file} has no stage {name!r}{guess(name, known)}, but there are dead"
+        f" letters of {name!r}: give the stage this name again, choose another by"
+        f" --stage, or see 'etlstage dlq drop --help'"
         for name in sorted(stages)
         if name not in known
     ]

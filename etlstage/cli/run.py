@@ -78,13 +78,14 @@ def _run(
     ] = None,
     report_html: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write the closing report as a page."),
+        typer.Option(metavar="FILE", help="Write the closing report as HTML."),
     ] = None,
     metrics: Annotated[
         str | None,
         typer.Option(
             metavar="[HOST:]PORT",
-            help="Serve /metrics, /live and /ready meanwhile; default host: loopback.",
+            help="Serve /metrics, /live and /ready during the run; default host:"
+            " loopback.",
         ),
     ] = None,
     record: Annotated[

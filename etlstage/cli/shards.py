@@ -41,7 +41,7 @@ Where = Annotated[
     ),
 ]
 Shard = Annotated[
-    str, typer.Argument(metavar="SHARD", help="Name of the shard, or how it ends.")
+    str, typer.Argument(metavar="SHARD", help="Name of the shard, or the end of it.")
 ]
 Table = Annotated[
     str | None, typer.Option(metavar="NAME", help=f"Table of leases; default: {TABLE}.")
@@ -58,7 +58,7 @@ def _ls(where: Where, *, table: Table = None, as_json: Json = False) -> int:
         typer.echo(json.dumps(shown, indent=2))
         return 0
     if not rows:
-        typer.echo("there are no shards: no run has begun")
+        typer.echo("there are no shards until a run has started")
         return 0
     cells = [["shard", "owner", "checkpoint", "lag", "last error"]]
     cells += [_cells(lease, news[lease.shard]) for lease in rows]
@@ -89,7 +89,7 @@ def _release(where: Where, shard: Shard, *, table: Table = None) -> int:
     """Ask the owner of a shard to release it; its worker may commit once more."""
     with _opened(where, table) as leases:
         lease = operator.release(leases, shard)
-    typer.echo(f"{lease.owner} is asked to hand over {lease.shard}")
+    typer.echo(f"{lease.owner} has been asked to hand over {lease.shard}")
     return 0
 
 
@@ -120,16 +120,16 @@ def _reset(
         if not yes:
             what = counted(len(chosen), "shard") if lease is None else lease.shard
             owned = sum(row.owner is not None and not row.ended for row in chosen)
-            owners = f" ({owned} of them with an owner)" if owned else ""
+            owners = f" ({owned} with an owner)" if owned else ""
             confirm(
-                f"forget what is committed of {what}{owners}, so that all records are"
+                f"delete the checkpoints of {what}{owners}, so that all records are"
                 " loaded again?"
             )
         if lease is None:
             leases.forget()
         else:
             operator.reset(leases, lease.shard)
-    typer.echo("the next run begins at the beginning")
+    typer.echo("the next run starts from the beginning")
     return 0
 
 
@@ -160,7 +160,8 @@ def _of_file(path: Path) -> tuple[str, str]:
         return where if is_url(where) else str(document.folder / where), shards.table
     if not keys.extract.end.sharded or keys.state is None:
         raise ConfigError(
-            f"{path}: there is no key load.shards.leases, nor a stream with state"
+            f"{path}: has neither the key load.shards.leases nor a stream with the key"
+            " state"
         )
     return str(document.folder / keys.state / LEASES_FILE), shards.table
 

@@ -74,7 +74,7 @@ def show_state(
         return 0
     lines = list(_lines(found.state))
     for at in edges:
-        lines.append(("edge", f"behind stage {_stage(at)}: {_waiting(at)}"))
+        lines.append(("edge", f"after stage {_stage(at)}: {_waiting(at)}"))
         lines += _lines(at)
     lines += _dead(found)
     for line in columns(lines):
@@ -96,14 +96,14 @@ def reset_state(
         if not yes:
             waits = "".join(f"; {_waiting(part.folder)}" for part in parts[1:])
             confirm(
-                f"forget what is stored in {_path(state)}"
-                f" ({_goes_on(parts[0].record)}{waits}),"
-                " so that the next run begins from the beginning?"
+                f"delete checkpoints and waiting messages in {_path(state)}"
+                f" (next run: {_goes_on(parts[0].record)}{waits}),"
+                " so that the next run starts from the beginning?"
             )
         # The first part first: waiting messages are better loaded twice than never.
         for part in parts:
             _forget(part)
-    typer.echo("the next run begins from the beginning")
+    typer.echo("the next run starts from the beginning")
     return 0
 
 
@@ -121,8 +121,8 @@ def take_state_over(
     who = f"{holder} ({holder.state})" if holder is not None else "a run"
     if not yes:
         confirm(
-            f"take {_path(state)} over from {harmless(who)}? What it does from now on it"
-            " can't commit, and a load that is not by epochs may hold that twice"
+            f"take {_path(state)} over from {harmless(who)}? It can't commit what it"
+            " does from now on, and a load that is not by epochs may contain that twice"
         )
     # All are taken over before anything is printed, which may end the command.
     for record in [take_over(at) for at in taken]:
@@ -180,7 +180,7 @@ def _lines(state: Path) -> Iterator[tuple[str, str]]:
     if not held:
         yield "lock", "free"
     elif holder is None:
-        yield "lock", "held; by whom can't be read"
+        yield "lock", "held; its holder can't be read"
     else:
         yield "lock", f"held by {holder}: {holder.state}"
     if record.fence:
@@ -189,7 +189,7 @@ def _lines(state: Path) -> Iterator[tuple[str, str]]:
         ended = "running" if held else "interrupted"
         if record.ended and record.resumes:
             at = record.position is not None
-            ended = "ended at a position" if at else "ended, its load is not over"
+            ended = "ended at a position" if at else "ended, its load is not complete"
         elif record.ended:
             ended = "completed"
         yield "last run", f"{record.run}, {record.delivery}; {ended}"
@@ -207,7 +207,7 @@ def _dead(found: Letters) -> Iterator[tuple[str, str]]:
     if old:
         yield (
             "superseded",
-            f"{counted(old, 'dead letter')}, of output overwritten or never written",
+            f"{counted(old, 'dead letter')}: output overwritten or never written",
         )
 
 

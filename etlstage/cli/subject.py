@@ -146,7 +146,7 @@ def lines_of(file: Path) -> list[bytes]:
         *lines, rest = file.read_bytes().split(b"\n")
     messages = [*lines, *([rest] if rest else [])]
     if not messages:
-        raise ConfigError(f"{file} has no messages; write one a line")
+        raise ConfigError(f"{file} has no messages; write one per line")
     return messages
 
 
@@ -208,7 +208,7 @@ def _check_words(words: Sequence[str]) -> None:
     if len(words) == 1 and first.suffix in (".yaml", ".yml") and first.is_file():
         *names, last = StageFile.read(first).stages
         raise ConfigError(
-            f"{first} is a pipeline: name by --stage NAME one of its stages,"
+            f"{first} is a pipeline: choose one of its stages by --stage NAME:"
             f" {', '.join(names)} or {last}"
         )
     at = script(words)

@@ -350,7 +350,7 @@ class CaseRun:
 
     def _failure(self, key: str, what: str, lines: Sequence[str] = ()) -> CaseFailure:
         if len(lines) > SHOWN:
-            lines = [*lines[:SHOWN], f"... and {len(lines) - SHOWN} lines more"]
+            lines = [*lines[:SHOWN], f"... and {len(lines) - SHOWN} more lines"]
         return CaseFailure(self._case.where(key), what, tuple(lines))
 
 

@@ -137,7 +137,7 @@ async def _converse(
             if batch:
                 await _ask(worker, batch, shown, screen)
             if not tried:
-                raise ConfigError("there is no message to be tried")
+                raise ConfigError("there is no message to try")
             await worker.close()
     except WorkerMisbehaved as error:
         for line in f"FAIL   {error}".splitlines():
@@ -167,7 +167,7 @@ def _show(worker: WorkerUnderTest, shown: int, screen: Screen) -> int:
 
 def _shown(reply: Reply) -> str:
     if reply.refused is not None:
-        return f"refused: {reply.refused or 'for no reason'}"
+        return f"refused: {reply.refused or 'no reason given'}"
     count = len(reply.outputs)
     return f"{count} output{'' if count == 1 else 's'}"
 
@@ -195,7 +195,7 @@ async def _all(messages: Sequence[bytes]) -> AsyncGenerator[bytes, None]:
 async def _typed() -> AsyncGenerator[bytes, None]:
     """Yield the lines of stdin, each as soon as it is complete."""
     if sys.stdin.isatty():
-        Screen(stderr=True).tell("a line is a message; Ctrl-D ends")
+        Screen(stderr=True).tell("type messages, one per line; Ctrl-D ends the input")
     while line := await anyio.to_thread.run_sync(
         sys.stdin.buffer.readline, abandon_on_cancel=True
     ):

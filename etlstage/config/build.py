@@ -163,7 +163,7 @@ def pipeline_from_here(
     if launch is not None and keys.engine != "local":
         raise ConfigError(
             f"{document.where(('engine',))}: engine {keys.engine} starts workers in"
-            " Spark's executors, where they can't be recorded, nor be given faults; add"
+            " Spark's executors, where they can't be recorded or given faults; add"
             " --set engine=local"
         )
     starts = None
@@ -220,7 +220,7 @@ def _check_limit(keys: PipelineKeys, document: Document) -> None:
     for key, wanted in (("engine", "local"), ("delivery", "at-least-once")):
         if (found := getattr(keys, key)) != wanted:
             raise ConfigError(
-                f"{document.where((key,))}: {key} {found} is for the whole input, which"
+                f"{document.where((key,))}: {key} {found} needs the whole input, which"
                 f" --limit cuts; add --set {key}={wanted}, or --until to load nothing"
             )
 
@@ -234,8 +234,8 @@ def _dialects(keys: PipelineKeys) -> dict[str, str]:
 def _refuse_faults(keys: PipelineKeys, document: Document) -> None:
     if keys.faults:
         raise ConfigError(
-            f"{document.where(('faults',))}: faults are for etlstage run --faults: they"
-            " do harm on purpose"
+            f"{document.where(('faults',))}: faults are only for etlstage run --faults:"
+            " they make workers fail on purpose"
         )
 
 

@@ -67,7 +67,7 @@ class _Message(Kind):
             return MessageText("text", value)
         if not isinstance(value, Mapping) or len(value) != 1:
             forms = ", ".join(self._forms)
-            raise unexpected(f"text, or a mapping with one key of {forms}", value)
+            raise unexpected(f"text, or a mapping with one of the keys {forms}", value)
         (form, text) = next(iter(value.items()))
         if form not in self._forms:
             expected = f"unknown key, expected one of {', '.join(self._forms)}"
@@ -189,14 +189,14 @@ class CaseKeys(Definition):
             yield broken(("input_rows",), "can't be used together with input")
         batches = isinstance(given.get("input"), tuple) and _nested(given["input"])
         if batches and "stage" not in given:
-            yield broken(("input",), "needs a stage: batches are of one stage")
+            yield broken(("input",), "needs a stage: batches are for one stage")
         output = given.get("output")
         if isinstance(output, tuple) and _nested(output):
             if not batches:
-                yield broken(("output",), "needs an input of as many batches")
+                yield broken(("output",), "needs an input with as many batches")
             elif len(output) != len(given["input"]):
                 text = (
-                    f"expected as many batches as the input has, {len(given['input'])}"
+                    f"expected as many batches as the input has ({len(given['input'])})"
                 )
                 text = f"{text}, got {len(output)}"
                 yield broken(("output",), text, at_key=False)

@@ -229,7 +229,7 @@ class SourceKeys(_EndKeys):
 
     def not_once(self, stage: ExtractKeys, pipeline: PipelineKeys) -> Iterator[str]:
         """Yield why an interrupted run can't resume reading here, with the remedy."""
-        yield "needs positions from which extraction can go on"
+        yield "needs positions from which extraction can resume"
 
     def goes_on(self, stage: ExtractKeys) -> bool:
         """Return whether a repeated run resumes reading after what was loaded."""
@@ -272,7 +272,7 @@ class SinkKeys(_EndKeys):
 
     def not_once(self, stage: LoadKeys, pipeline: PipelineKeys) -> Iterator[str]:
         """Yield why the source's messages can't be loaded once, with the remedy."""
-        yield "needs an end that loads an epoch once, or none of it"
+        yield "needs an end that loads each epoch once as a whole, or not at all"
 
     def promise(self, stage: LoadKeys, pipeline: PipelineKeys) -> str | None:
         """Return the delivery promise and its reason; None: plain at least once."""
@@ -312,9 +312,9 @@ def unrecorded(pipeline: PipelineKeys) -> Iterator[str]:
     if pipeline.engine == "streaming":
         return
     if pipeline.state is None:
-        yield "needs state, a folder where it is recorded what was loaded"
+        yield "needs state, a folder that records what was loaded"
     if pipeline.dead_letters is not None:
-        yield "can't be kept for dead_letters: read their files in the state"
+        yield "can't be guaranteed for dead_letters: read their files in the state"
     if pipeline.extract is not None:
         yield from pipeline.extract.end.not_once(pipeline.extract, pipeline)
 
@@ -324,8 +324,8 @@ def one_load(pipeline: PipelineKeys) -> str:
     if pipeline.engine == "local" and pipeline.extract.offsets is not None:
         return ""
     return (
-        "; that covers one load, from its first start to its end: a new run loads all"
-        " again (engine streaming has what is new)"
+        "; this covers one load, from its first start to its end: a new run loads"
+        " everything again (engine streaming loads only what is new)"
     )
 
 
@@ -380,8 +380,8 @@ def _of_others(ours: Mapping[str, End]) -> dict[str, End]:
             )
         if end.name in ours or end.name in found:
             raise ConfigError(
-                f"entry point {entry.name} of group {GROUP}: there is an end"
-                f" {end.name!r} already"
+                f"entry point {entry.name} of group {GROUP}: there is already"
+                f" an end {end.name!r}"
             )
         found[end.name] = end
     return found

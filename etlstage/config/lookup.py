@@ -67,7 +67,7 @@ class StageFile(NamedTuple):
             raise ConfigError(f"unknown stage {name!r}{expected}")
         _, stage = self.stages[name]
         if stage is None:
-            raise ConfigError(f"stage {name} is a DataFrame, and has no worker")
+            raise ConfigError(f"stage {name} has no worker")
         return stage
 
     def check_presence(self, name: str) -> None:

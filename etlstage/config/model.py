@@ -87,18 +87,20 @@ class ShardKeys(Keys):
     arrival: Pointer | None = None
     """JSON pointer to the time at which a record arrived, in milliseconds since 1970 or
     as in 2026-11-23T18:00:00Z."""
-    at_end: Annotated[Literal["shard_ended", "shutdown"], Noun("end of the input")] = (
-        "shard_ended"
-    )
+    at_end: Annotated[Literal["shard_ended", "shutdown"], Noun("value")] = "shard_ended"
     """What workers are sent at the end of the input: that their shard has ended
     (shard_ended), or that they are to shut down, and the next run continues the shard
     (shutdown)."""
     leases: Argument | None = None
     """Where several runners share the shards: postgresql://..., or the path of a file
     for runners on one host."""
-    table: Annotated[str, Pattern("[a-z_][a-z0-9_]{0,40}", "a name of a table")] = (
-        "etlstage_leases"
-    )
+    table: Annotated[
+        str,
+        Pattern(
+            "[a-z_][a-z0-9_]{0,40}",
+            "a table name of up to 41 lower-case letters, digits and underscores",
+        ),
+    ] = "etlstage_leases"
     """Name of the table of leases; each pipeline needs a table of its own."""
     failover: Duration = 10.0
     """How long a runner may show no sign of life before others take its shards."""

@@ -236,9 +236,7 @@ class _Plan:
                 each = ahead + HELD + STDERR + stage.dialect.holds
                 held += alike * (STREAM + stage.pool.max * each)
         if keys.engine != "local":
-            return (
-                f"{_MiB(held + TASK)} in each task of Spark's; {_beyond(self._workers)}"
-            )
+            return f"{_MiB(held + TASK)} in each Spark task; {_beyond(self._workers)}"
         for part in parts_of(keys):
             held += part.extract.end.held(keys.engine) + part.load.end.held(keys.engine)
         spark = ", beside Spark's" if self._needs_spark else ""
@@ -251,12 +249,12 @@ def _MiB(size: int) -> str:  # noqa: N802 - the unit
 
 def _beyond(stages: list[Stage]) -> str:
     if not stages:
-        return "where a message is longer, one more"
+        return "plus one long message"
     message = max(stages, key=lambda stage: stage.max_message).shown("max_message")
     reply = max(stages, key=lambda stage: stage.max_reply).shown("max_reply")
     return (
-        f"where they are longer, a message (up to {message}) and a reply (up to {reply})"
-        " more in each worker"
+        f"plus a long message (up to {message}) and a long reply (up to {reply})"
+        " in each worker"
     )
 
 
@@ -302,7 +300,7 @@ def _shards(keys: PipelineKeys) -> str:
         by = f"by {shards.key}" if shards.key else "by a hash of the message"
         by += f", numbers at {shards.sequence}" if shards.sequence else ""
         ends = shards.at_end == "shard_ended"
-        end = "each has ended" if ends else "workers are to shut down"
+        end = "each shard ends" if ends else "workers shut down"
         text = f"{shards.count}, {by}, a worker for each; at the end of the input {end}"
     if shards.leases is None:
         return text
@@ -320,5 +318,5 @@ def _guarantee(keys: PipelineKeys) -> str:
     if leased or (keys.state and keys.extract.end.goes_on(keys.extract)):
         begins = "a run that is repeated resumes after what is known to be loaded, and"
     else:
-        begins = "a run that is repeated reads all again, and"
+        begins = "a run that is repeated reads everything again, and"
     return f"at least once: {begins} {keys.load.end.again(keys.engine)}"

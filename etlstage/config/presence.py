@@ -173,7 +173,7 @@ class Look:
             named = place and "*" not in place and not SCHEME.match(place)
             if named and not os.path.isfile(place):
                 relative = not os.path.isabs(place)
-                remedy = "; a relative path is seen from where etlstage is started"
+                remedy = "; relative paths are resolved from where etlstage is started"
                 yield self.absent(
                     ("spark", "config", "spark.jars"),
                     "file",
@@ -295,7 +295,7 @@ class Look:
         text = f"there is no {what} {place.absolute()}"
         beside = seen_from and self.folder / os.path.relpath(place, seen_from)
         if beside and os.path.isfile(beside):
-            text += f"; {beside} is not in cwd, from where a command is seen"
+            text += f"; {beside} exists, but a command is relative to cwd"
         else:
             text += guess(place.name, names(place.parent)) or remedy
         return Problem(loc, text, hidden=hidden)
@@ -311,8 +311,8 @@ class Look:
             flaw = "can't be written to"
         else:
             return
-        text = f"can't make {place}: " if there != place else ""
-        hidden = "can't be made, or written to; not shown, as it may be a secret"
+        text = f"can't create {place}: " if there != place else ""
+        hidden = "can't be created or written to; not shown, as it may be a secret"
         yield Problem(loc, f"{text}{there} {flaw}", hidden=hidden)
 
     def _flaw(self, program: str, folder: Path) -> str | None:

@@ -186,7 +186,7 @@ def _step(at: Value, step: str | int, loc: Loc) -> str | int:
         if step in names:
             return names.index(step)
         close = guess(str(step), [name for name in names if isinstance(name, str)])
-        text = f"{where} has no item of the name {step!r}{close}"
+        text = f"{where} has no item named {step!r}{close}"
         raise ConfigError(text if close else f"{text}; write {where}[0]")
     kind = "a mapping" if isinstance(at, dict) else "a single value"
     raise ConfigError(f"{where} is {kind}")
@@ -331,7 +331,7 @@ class _Reader:
     def _tell_dropped(self, below: list[Value], node: SequenceNode, loc: Loc) -> None:
         kept = {_name_of(item) for item in node.value}
         names = [
-            str(item.get("name", "one without a name"))
+            str(item.get("name", "an item without a name"))
             for item in below
             if isinstance(item, dict)
         ]
@@ -340,8 +340,8 @@ class _Reader:
             source = self._document.sources[place.source].name
             self._warn(
                 f"{source}:{place.line}:{place.column}: {dotted(loc)}: replaces the whole"
-                f" list, without {', '.join(dropped)}; items with the names of those below"
-                " are laid over them"
+                f" list, dropping {', '.join(dropped)}; lists are merged by name if all"
+                " items have names and at least one of the names exists already"
             )
 
     def _pairs(
@@ -358,10 +358,10 @@ class _Reader:
                 continue
             place = self.place(key)
             if not key.value.isascii() and SURROGATE.search(key.value):
-                self._refuse(key, loc, "a key holds half of a character")
+                self._refuse(key, loc, "a key contains a lone surrogate")
                 continue
             if key.value in seen:
-                text = f"duplicate key, first written in line {seen[key.value]}"
+                text = f"duplicate key, first written on line {seen[key.value]}"
                 problem = LocatedProblem(place, (*loc, key.value), text)
                 self._document.problems.append(problem)
                 continue
@@ -431,7 +431,7 @@ class _Reader:
             return None
         text: str = node.value
         if not text.isascii() and SURROGATE.search(text):
-            self._refuse(node, loc, "is not text: it holds half of a character")
+            self._refuse(node, loc, "is not text: it contains a lone surrogate")
             return ""
         try:
             value = self._interpolator.expand(text)

@@ -63,16 +63,24 @@ def _case(keys: PipelineKeys, case: CaseKeys, here: Loc) -> Iterator[Problem]:
     loads = case.stage in (None, keys.load.name)
     reads, writes = keys.extract.end.rows, keys.load.end.rows
     if case.input_rows is not None and not (reads and extracts):
-        yield broken((*here, "input_rows"), "needs a DataFrame to extract")
+        yield broken(
+            (*here, "input_rows"),
+            "needs an extract stage that reads a DataFrame or files",
+        )
     if case.output_rows is not None and not (writes and loads):
-        yield broken((*here, "output_rows"), "needs a DataFrame to load")
+        yield broken(
+            (*here, "output_rows"),
+            "needs a load stage that writes a DataFrame or files",
+        )
     if case.stage == keys.extract.name and case.input is not None:
         yield broken((*here, "input"), "an extract stage takes no messages")
     if case.input is None and case.input_rows is None:
         if not extracts:
             yield broken(here, "needs the key input", at_key=False)
         elif reads:
-            text = "needs the key input_rows: the extract stage is a DataFrame"
+            text = (
+                "needs the key input_rows: the extract stage reads a DataFrame or files"
+            )
             yield broken(here, text, at_key=False)
 
 
@@ -85,7 +93,7 @@ def _fault(keys: PipelineKeys, name: str, loc: Loc) -> Iterator[Problem]:
     if unknown := _unknown(keys, name):
         yield unknown.under(*loc)
     elif any(stage.name == name and stage.stage is None for _, stage in keys.stages()):
-        text = "is a DataFrame: there is no worker that could have faults"
+        text = "has no worker that could have faults"
         yield broken(loc, text, at_key=False)
 
 
@@ -106,7 +114,10 @@ def _engine(keys: PipelineKeys) -> Iterator[Problem]:
 def _built(stage: ExtractKeys | LoadKeys, engine: str) -> Iterator[Problem]:
     if engine not in stage.end.engines:
         able = " and ".join(stage.end.engines)
-        text = f"can't be {engine}: the end of stage {stage.kind.value} is for engine {able}"
+        text = (
+            f"can't be {engine}: the end of stage {stage.kind.value} is only for engine"
+            f" {able}"
+        )
         yield broken(("engine",), text, at_key=False)
 
 
@@ -133,7 +144,7 @@ def _edge(keys: PipelineKeys, loc: Loc, stage: TransformKeys) -> Iterator[Proble
 
 def _letters(keys: PipelineKeys) -> Iterator[Problem]:
     if keys.engine == "streaming" and keys.dead_letters is not None:
-        text = "is not for engine streaming yet: read the files in the state"
+        text = "is not supported by engine streaming yet: read the files in the state"
         yield broken(("dead_letters",), text)
 
 
@@ -154,8 +165,8 @@ def _shipped(keys: PipelineKeys) -> Iterator[Problem]:
     for loc, _, name in keys.spark.shipped():
         if name in taken:
             text = (
-                f"has the name of {dotted(taken[name])}: on the executors all are in"
-                " one folder"
+                f"has the same name as {dotted(taken[name])}: on the executors all are"
+                " in one folder"
             )
             yield broken(loc, text, at_key=False)
         taken.setdefault(name, loc)
@@ -175,8 +186,8 @@ def _order(
         return
     if not first:
         text = (
-            "needs a key, a JSON pointer such as /id: only the first stage behind"
-            " the source can take the source's"
+            "needs a key, a JSON pointer such as /id: only the first stage after"
+            " the source can use the source's"
         )
         yield broken(loc, text)
     elif not keys.extract.end.keyed:

@@ -306,7 +306,7 @@ class _Spoken(Section):
         written = value if isinstance(value, Mapping) else {"name": value}
         name = written.get("name", DEFAULT)
         if not isinstance(name, str):
-            wanted = "the name of a dialect, or a mapping with it and its settings"
+            wanted = "the name of a dialect, or a mapping of its name and settings"
             raise unexpected(wanted, value)
         section = self._section(name, ("name",) if written is value else ())
         called = Setting("name", Text(), name)

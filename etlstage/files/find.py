@@ -65,7 +65,7 @@ def find(path: str) -> list[InputFile]:
     kinds = {tuple(name for name, _ in file.partition): file for file in found}
     if len(kinds) > 1:
         texts = (f"{f.path} by {', '.join(k) or 'nothing'}" for k, f in kinds.items())
-        raise PartitionsDiffer(f"partitions differ: {'; '.join(texts)}")
+        raise PartitionsDiffer(f"partition columns differ: {'; '.join(texts)}")
     return found
 
 

@@ -95,7 +95,8 @@ def arrow_type(kind: Type) -> pa.DataType:
         precision, scale = kind.sizes
         if not (0 <= scale <= precision <= _DIGITS and precision):
             raise ValueError(
-                f"{kind}: expected 1 to {_DIGITS} digits, some of them behind the point"
+                f"{kind}: expected a precision of 1 to {_DIGITS}, and a scale no larger"
+                " than the precision"
             )
         return pa.decimal128(precision, scale)
     inner = [arrow_type(column.type) for column in kind.inner]
@@ -107,8 +108,8 @@ def arrow_type(kind: Type) -> pa.DataType:
         return pa.struct([(c.name, t) for c, t in zip(kind.inner, inner, strict=True)])
     simple = ", ".join(_SIMPLE)
     raise ValueError(
-        f"type {kind} is for Spark's ends alone: expected one of {simple}, decimal, array,"
-        " struct, or map<string,...>"
+        f"type {kind} is supported with Spark only: expected one of {simple}, decimal,"
+        " array, struct, or map<string,...>"
     )
 
 

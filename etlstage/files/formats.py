@@ -134,8 +134,8 @@ class _Csv(_OfLines):
         twice = {name for name in names if names.count(name) > 1}
         if twice:
             raise Unreadable(
-                f"{where()}: column {min(twice)!r} is there twice: name them apart, or"
-                " leave out the option header"
+                f"{where()}: column {min(twice)!r} appears twice: give the columns"
+                " different names, or omit the option header"
             )
         return names
 
@@ -197,7 +197,7 @@ class _Csv(_OfLines):
             if any(cells[width:]):
                 raise Unreadable(
                     f"{where()}: the line has {counted(len(cells), 'cell')}, expected"
-                    f" {width}: write a cell with {self._sep!r} in quotes, or read the"
+                    f" {width}: quote cells that contain {self._sep!r}, or read the"
                     " lines as text"
                 )
             rows.append([*cells, *[None] * (width - len(cells))][:width])
@@ -214,10 +214,10 @@ class _Csv(_OfLines):
             found = self._cell.match(line, at)
             if found is None:
                 raise Unreadable(
-                    f"{where()}: a quote stands where a cell is neither begun nor ended:"
-                    " write a quote within quotes behind the option escape, which is"
-                    f" {self._escape}, or set it to '\"'; a cell with a line break is for"
-                    " Spark's end, with its option multiLine"
+                    f"{where()}: the closing quote of a cell is missing, or is not at the"
+                    " end of the cell: within quotes, write a quote after the option"
+                    f" escape, which is {self._escape}, or set it to '\"'; a cell with a"
+                    " line break needs Spark, with its option multiLine"
                 )
             if found[1] is None:
                 cells.append(found[2] or None)
@@ -248,8 +248,7 @@ class _Csv(_OfLines):
                 index, _ = next(islice(_filled(data), row, None))
                 raise Unreadable(
                     f"{place(index)}: the value of column {column.name!r} is not of type"
-                    f" {column.type}: leave out the schema, and have a worker look at the"
-                    " text"
+                    f" {column.type}: omit the schema, and have a worker parse the text"
                 ) from None
         return pa.table(columns, [column.name for column in self._columns])
 
@@ -379,7 +378,7 @@ def _objects(data: bytes, lines: FileLines) -> Iterator[tuple[Where, Any]]:
         except (ValueError, RecursionError) as error:
             raise Unreadable(
                 f"{where()}: the line is not one JSON document ({error}): read the lines"
-                " as text, and have a worker look at them"
+                " as text, and have a worker parse them"
             ) from None
         if not isinstance(row, dict):
             raise Unreadable(
@@ -393,8 +392,8 @@ def _type_of(value: object, where: Where) -> Type:
     texts = value if isinstance(value, dict) else [value]
     if any(isinstance(t, str) and not t.isascii() and _HALF.search(t) for t in texts):
         raise Unreadable(
-            f"{where()}: half of a surrogate pair is in the line, which no text has: set a"
-            " schema without it, or read the lines as text"
+            f"{where()}: the line has an unpaired surrogate, which no valid text contains:"
+            " set a schema without that field, or read the lines as text"
         )
     if isinstance(value, dict):
         fields = (DeclaredColumn(k, None, _type_of(v, where)) for k, v in value.items())
@@ -405,7 +404,7 @@ def _type_of(value: object, where: Where) -> Type:
             inner = _merged(inner, _type_of(item, where))
         return Type("array", (), (DeclaredColumn("element", None, inner),))
     if isinstance(value, int) and value.bit_length() > 63:
-        raise Unreadable(f"{where()}: a number has more than 64 bits: set a schema")
+        raise Unreadable(f"{where()}: a number does not fit into bigint: set a schema")
     return Type(_FOUND[type(value)])
 
 
@@ -520,8 +519,8 @@ class _Parquet(Format):
         if twice:
             found.close()
             raise Unreadable(
-                f"{file.path}: column {min(twice)!r} is there twice, and JSON has it"
-                " once: name them apart"
+                f"{file.path}: column {min(twice)!r} appears twice, but JSON can have it"
+                " only once: give the columns different names"
             )
         return found
 

@@ -248,7 +248,7 @@ class FileSink(RowSink):
         """Load the rest and mark the output as complete; raises as :meth:`write`."""
         await super().finish()
         if self._files is None:
-            with self._failing("the mark "):
+            with self._failing("the marker "):
                 await anyio.to_thread.run_sync(lambda: self._own.mark(whole=True))
 
     async def aclose(self) -> None:

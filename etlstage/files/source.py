@@ -169,15 +169,13 @@ class FileSource(Source):
         """Yield runs, each with its place, and the position after it."""
         files = find(self._path)
         if not files:
-            raise self._failed(
-                f"there is no file {self._path}, or none in it to be read"
-            )
+            raise self._failed(f"there is no file to read at {self._path}")
         of = digest_of(files) if self._keeps else ""
         if self._of not in (None, of):
             raise self._failed(
                 f"can't resume: the files of {self._path} are not those that were read"
-                " before; restore them, or begin anew after 'etlstage state reset',"
-                " which loads again what is loaded"
+                " before; restore them, or start from the beginning after"
+                " 'etlstage state reset', which loads everything again"
             )
         types = partition_types(files)
         reads = FORMATS[self._format](files, self._schema, self._options)
@@ -231,13 +229,13 @@ class FileSource(Source):
         column = _one(table[name])
         if not _is_text(column.type):
             raise self._failed(
-                f"message {name!r} is {column.type}, expected string or binary: leave"
-                " out message, which gives all columns as JSON"
+                f"message {name!r} is {column.type}, expected string or binary: omit"
+                " message to get all columns as JSON"
             )
         if column.null_count:
             raise self._failed(
-                f"message {name!r} is null in {column.null_count} rows of {file.path}:"
-                " leave out message, and have a worker look at all columns"
+                f"message {name!r} is null in at least {column.null_count} rows of"
+                f" {file.path}: omit message, and have a worker check all columns"
             )
         return column.cast(pa.binary())
 

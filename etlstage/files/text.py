@@ -83,7 +83,7 @@ def _written(name: str, column: pa.Array | pa.ChunkedArray, style: _Style) -> pa
     except KeyError as error:
         raise ValueError(
             f"column {name!r} is {column.type}, which can't be written as JSON: make it a"
-            " string, or leave it out"
+            " string, or omit it"
         ) from error
 
 

@@ -261,7 +261,7 @@ class BrokerLog:
             return int(begin) if begin.isdigit() else offset, body, data
         if _NOT_YET in body.closing or offset >= _head_of(answer):
             return None
-        raise _Transient(body.closing or "the answer ended without a byte")
+        raise _Transient(body.closing or "the answer was empty")
 
     def _put(self, body: bytes) -> tuple[int, int]:
         connection, self._appending = self._appending, None
@@ -279,7 +279,7 @@ class BrokerLog:
         own = sha1(body, usedforsecurity=False).hexdigest()
         if end - begin != len(body) or total not in (None, own):
             raise AppendInDoubt(
-                f"{self.name}: the broker committed other bytes than the {len(body)}"
+                f"{self.name}: the broker committed bytes other than the {len(body)}"
                 f" that were sent: from offset {begin} to {end}, SHA-1 {total}"
             )
         self._confirmed = max(self._confirmed, end)
@@ -362,7 +362,7 @@ class _Body:
         while left := _size(file.readline(_SHORT)):
             while left:
                 if not (data := file.read(min(left, _CHUNK))):
-                    raise _Transient("the answer was cut")
+                    raise _Transient("the answer was cut off")
                 left -= len(data)
                 yield data
             file.readline(_SHORT)
@@ -374,7 +374,7 @@ def _size(line: bytes) -> int:
     try:
         return int(digits, 16)
     except ValueError:
-        raise _Transient("the answer was cut") from None
+        raise _Transient("the answer was cut off") from None
 
 
 def _head_of(answer: HTTPResponse) -> int:

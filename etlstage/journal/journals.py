@@ -35,6 +35,7 @@ from etlstage.journal.reader import (
 from etlstage.journal.retention import Keep, Retention, limit_of, sync_of
 from etlstage.journal.run import RunFraming, RunMessage
 from etlstage.journal.storage import FolderStorage, MemoryStorage, Storage
+from etlstage.messages import counted
 from etlstage.sequencing import (
     Checkpoint,
     CsvFraming,
@@ -185,7 +186,7 @@ class Journals:
             self.broker = broker = path
             for setting, given in (("keep", keep), ("limit", limit)):
                 if given is not None:
-                    raise ConfigError(f"{setting} is of a folder, not of a broker")
+                    raise ConfigError(f"{setting} applies to a folder, not to a broker")
             path, name = broker.url, broker.name
             storage = MemoryStorage()
         if storage is None:
@@ -217,8 +218,8 @@ class Journals:
             raise ConfigError(f"partitions is {partitions}, expected 1 to 10000")
         if self.broker is not None and self.broker.single and wanted["partitions"] != 1:
             raise ConfigError(
-                f"partitions is {partitions}, and {where} is one journal; end it with a"
-                " slash for its partitions"
+                f"partitions is {partitions}, but {where} is one journal; end the address"
+                " with a slash to open its partitions"
             )
         if storage.size(_SPEC) is None:
             self._make(wanted, create or self.broker is not None)
@@ -226,8 +227,8 @@ class Journals:
         there = len(self.select())
         if partitions is not None and partitions != there:
             raise JournalError(
-                f"{where}: it has {there} partitions, not {partitions};"
-                " add_partitions() adds some"
+                f"{where}: it has {counted(there, 'partition')}, not {partitions};"
+                " add_partitions() adds some, none can be removed"
             )
 
     @classmethod
@@ -344,8 +345,8 @@ class Journals:
         """
         if self.broker is not None:
             raise JournalError(
-                f"{self.name}: journals of a broker are made there; open them with their"
-                " number as partitions"
+                f"{self.name}: a broker's journals are created at the broker; open them"
+                " with their number as partitions"
             )
         with self.storage.locked("lock"):
             self.refresh()
@@ -588,7 +589,7 @@ class Journals:
 
     def _make(self, spec: dict[str, Any], create: bool) -> None:
         if not create:
-            raise JournalError(f"{self._where}: no set of journals is there")
+            raise JournalError(f"{self._where}: there is no set of journals")
         # A process killed while creating the set leaves the lock and a temporary spec.
         others = (name for name in self.storage.names("") if name != "lock")
         if not all(name.startswith(f".{_SPEC}.") for name in others):

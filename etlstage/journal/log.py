@@ -224,7 +224,7 @@ class JournalLog:
             crc = crc32(piece, crc)
         if size > MAX_GROUP:
             raise ValueError(
-                f"{self.name}: {size} bytes to be appended at once, expected no"
+                f"{self.name}: can't append {size} bytes at once, expected no"
                 f" more than {MAX_GROUP}"
             )
         segment, begin, last = self._recovered()

@@ -446,8 +446,8 @@ class CommittedReader:
             )
         if self._journals.broker is not None:
             raise JournalError(
-                f"reader {name!r}: a broker keeps no readers; store position(), and begin"
-                " with position="
+                f"reader {name!r}: a broker keeps no readers; store position(), and pass it"
+                " back as position="
             )
         held = self._storage.hold(f"readers/{name}.lock")
         if held is None:
@@ -490,8 +490,8 @@ class CommittedReader:
                 self._offsets[spec.name] = self._begin(log) if first else log.first()
             elif (offset := self._offsets[spec.name]) > (reach := log.reach()):
                 raise JournalError(
-                    f"{spec.name}: the position is offset {offset}, and the journal ends"
-                    f" at {reach}: it is not the one that was read; use another reader"
+                    f"{spec.name}: the position is offset {offset}, but the journal ends"
+                    f" at {reach}: it is not the journal that was read; use another reader"
                 )
             on_error = None if self._on_error is None else self._pass_over
             reader = LogReader(log, spec, self._offsets[spec.name], on_error=on_error)

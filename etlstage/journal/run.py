@@ -102,7 +102,7 @@ class RunFraming:
         if not isinstance(message, RunMessage):
             raise NotFrameable(
                 f"{type(message).__name__} can't be framed as {self.content_type}: it is"
-                " no RunMessage"
+                " not a RunMessage"
             )
 
 
@@ -121,7 +121,7 @@ def _run(frame: bytes) -> Run:
             return block.messages
     except BlockDamaged as error:
         raise ValueError(str(error)) from error
-    raise ValueError("its block has no end")
+    raise ValueError("its block is incomplete")
 
 
 register_framing(RunFraming())

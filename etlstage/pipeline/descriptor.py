@@ -185,14 +185,14 @@ class DescriptorSink(Sink):
         if self._exact and data.count(self._separator) != len(run):
             place = next(i for i, m in enumerate(run) if self._separator in m)
             raise SinkFailed(
-                f"{self.name}: message {self.account.done + place + 1} has the separator"
-                f" {self._separator!r} in it, and would be read as two",
+                f"{self.name}: message {self.account.done + place + 1} contains the"
+                f" separator {self._separator!r} and would be read as two",
                 stage=self.name,
             )
         try:
             await anyio.to_thread.run_sync(self._write, data)
         except BrokenPipeError as error:
-            what = f"{self.name} was closed by what reads it"
+            what = f"{self.name} was closed by its reader"
             done = counted(self.account.done, "message")
             raise SinkFailed(f"{what}, after {done}", stage=self.name) from error
         except OSError as error:

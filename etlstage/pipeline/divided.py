@@ -155,7 +155,7 @@ class DividedPipeline(Runner):
             given = unknown.pop(stage.name)
             spread = given.get("partitions", 1), given.get("key")
             if why := misordered(stage.order, *spread):
-                raise ConfigError(f"stage {stage.name}: durable.partitions {why}")
+                raise ConfigError(f"stage {stage.name}: durable.partitions: {why}")
             behind = Path(edge_folder(str(state), stage.name))
             edge = DurableEdge(stage.name, states[-1], behind, **given)
             edges.append(edge)
@@ -306,7 +306,10 @@ class DividedPipeline(Runner):
         begins = await anyio.to_thread.run_sync(self._look_whether_it_begins)
         if begins is None:
             # The part after it has nothing to load and will end, as nothing comes now.
-            _log.info("waiting for what runs behind it", stage=self.ledger[0].stage)
+            _log.info(
+                "waiting for a later part of the pipeline to end",
+                stage=self.ledger[0].stage,
+            )
         while begins is None and not self._parts[0]._drained:
             await anyio.sleep(_LOOK)
             begins = await anyio.to_thread.run_sync(self._look_whether_it_begins)
@@ -325,7 +328,7 @@ class DividedPipeline(Runner):
             return None
         if record.pending or any(edge.unfinished for edge in self._edges):
             _log.info(
-                "not read again: what was read before is not all loaded yet",
+                "input is not read again: the previous load is not complete yet",
                 stage=self.ledger[0].stage,
             )
             return False

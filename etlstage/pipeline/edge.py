@@ -283,9 +283,9 @@ class DurableEdge:
             CommitRecord.latest(self.before).ended
             and CommitRecord.latest(self.behind).ended
         ):
-            return "a run was interrupted: run it to its end first, as it was"
+            return "a run was interrupted: complete it first, with the old settings"
         if (waiting := self.unread()).messages:
-            return f"{waiting}: load them first, by --only-behind {self.stage}"
+            return f"{waiting}: load them first, with --only-behind {self.stage}"
         return ""
 
 

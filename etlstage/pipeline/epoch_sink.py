@@ -239,12 +239,12 @@ class EpochSink(WorkerSink):
         if tries > most:
             raise SinkFailed(
                 f"{self.name}: epoch {self._epoch} was loaded {tries} times, and each"
-                " time a worker was lost, or rejected a batch, and may have kept some"
-                f" of it apart; restart.max is {most}",
+                " time a worker that was lost, or rejected a batch, may have stored"
+                f" some of its messages; restart.max is {most}",
                 stage=self.name,
             )
         _log.warning(
-            "epoch is loaded again: a worker may have kept apart what was tried again",
+            "epoch is loaded again: a worker may have stored messages that were retried",
             stage=self.name,
             epoch=self._epoch,
             messages=self.supervisor.unknown_outcomes,

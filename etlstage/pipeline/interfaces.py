@@ -102,8 +102,8 @@ class Source(ABC):
         """
         del position
         raise SourceFailed(
-            f"stage {self.name}: a position was recorded, and it has none: 'etlstage"
-            " state reset' starts from the beginning",
+            f"stage {self.name}: a position was recorded, but this source can't resume"
+            " from one: 'etlstage state reset' starts from the beginning",
             stage=self.name,
         )
 
@@ -134,8 +134,8 @@ class Source(ABC):
 
         """
         raise SourceFailed(
-            f"stage {self.name}: its messages have no numbers that are the same for all"
-            " who read them",
+            f"stage {self.name}: its messages have no sequence numbers that are the same"
+            " for all readers",
             stage=self.name,
         )
 

@@ -52,8 +52,8 @@ class TextLines(NamedTuple):
         what = "it" if self.column is None else f"field {self.column!r}"
         known = "a line break" if self.separator is None else "the lineSep"
         return (
-            f"{what} has {known} at offset {at}, and would be two rows of format text;"
-            " json, csv and parquet keep it one"
+            f"{what} has {known} at offset {at}, and would become two rows in format"
+            " text; json, csv and parquet keep it as one row"
         )
 
     def _break_in(self, text: str) -> int | None:
@@ -76,7 +76,7 @@ def loaded(text: str) -> object:
 
 
 def _no_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def reason(
@@ -121,8 +121,8 @@ def reason(
     for name in demanded:
         if name not in document:
             return (
-                f"field {name!r} is missing: misspelt, or to be null, which missing:"
-                f" null accepts, or for this column {name} ... null in the schema"
+                f"field {name!r} is missing: it may be misspelt; to load null, set missing:"
+                f" null, or for this column alone {name} ... null in the schema"
             )
     others = document.keys() - set(names)
     if closed and others:

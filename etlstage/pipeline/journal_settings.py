@@ -67,8 +67,8 @@ def misordered(order: Order, partitions: int, key: str | None) -> str:
     if partitions == 1 or key is not None or order is Order.NONE:
         return ""
     return (
-        f"several journals can't keep order {order.value}: set partitions: 1, a key,"
-        " a JSON pointer such as /id, or order: none"
+        f"several journals can't keep order {order.value}: set partitions: 1, a key"
+        " (a JSON pointer such as /id), or order: none"
     )
 
 
@@ -94,7 +94,5 @@ def remote_problems(given: Mapping[str, Any]) -> Iterable[Problem]:
     """Yield the problem of ``path`` if it is a URL, not a folder."""
     path = given.get("path")
     if isinstance(path, str) and path.startswith(("http://", "https://")):
-        text = (
-            "is {got}, expected a folder: a broker is read and appended to from Python"
-        )
+        text = "is {got}, expected a folder: a broker can be used only from Python"
         yield Problem(("path",), text, path)

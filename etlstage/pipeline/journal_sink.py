@@ -228,8 +228,8 @@ class JournalSink(Sink):
             )
             if self._journals.content_type != RunFraming.content_type:
                 raise JournalError(
-                    f"its content type is {self._journals.content_type}, and a pipeline"
-                    f" appends {RunFraming.content_type}: use another path"
+                    f"their content type is {self._journals.content_type}, but a"
+                    f" pipeline appends {RunFraming.content_type}: use another path"
                 )
         self._acknowledge()
         opening = self._opening
@@ -339,7 +339,7 @@ class JournalSink(Sink):
 
     def _too_large(self, size: int) -> StageError:
         return SinkFailed(
-            f"stage {self.name}: a message of {size} bytes, expected no more than"
+            f"stage {self.name}: a message has {size} bytes, expected no more than"
             f" {MAX_FRAME - _MARGIN} bytes in a journal",
             stage=self.name,
         )
@@ -435,7 +435,7 @@ def _intents_of(name: str, epochs: Epochs) -> Iterable[tuple[str, str]]:
             _span(*one)
     except (TypeError, ValueError) as error:
         raise SinkFailed(
-            f"stage {name}: the record has no acknowledgements of journals ({error});"
+            f"stage {name}: the record has no valid acknowledgements ({error});"
             " 'etlstage state reset' starts from the beginning",
             stage=name,
         ) from error

@@ -55,7 +55,7 @@ _UNREAD: Final = (
     ),
     (
         "etlstage_journal_unread_seconds",
-        "Since the oldest of these bytes were appended.",
+        "Seconds since the oldest of the unread bytes were appended.",
     ),
 )
 _KEPT: Final = 1 << 20
@@ -279,7 +279,7 @@ class JournalSource(Source):
             return checkpoint_of(value)
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise SourceFailed(
-                f"stage {self.name}: the recorded position is none of journals"
+                f"stage {self.name}: the recorded position is not a journal position"
                 f" ({error!r}); 'etlstage state reset' starts from the beginning",
                 stage=self.name,
             ) from error
@@ -302,7 +302,7 @@ class JournalSource(Source):
         text = str(error)
         if isinstance(error, FrameError):
             text = (
-                f"{error.journal}: no {error.framing} at offset {error.offset}:"
+                f"{error.journal}: invalid {error.framing} at offset {error.offset}:"
                 f" {error.reason}"
             )
         return InputDamaged(text, stage=self.name, data=data)

@@ -100,8 +100,8 @@ class RowLanding(Landing):
         """Return the place for files of epochs that are loaded exactly once."""
         if self._path is None:
             raise self._failure(
-                f"can't load epochs once into {self._where}: it is not a path of"
-                " this machine, nor a table of a database"
+                f"can't load epochs exactly once into {self._where}: it is neither a"
+                " path on this machine nor a database table"
             )
         return EpochFiles(self._path, epochs.load, epochs.start)
 
@@ -186,7 +186,7 @@ class RowLanding(Landing):
         columns, are = ("column", "is") if len(names) == 1 else ("columns", "are")
         count = self.account.done
         return (
-            f"; {columns} {', '.join(names)} {are} null in all rows loaded, {count:,}"
+            f"; {columns} {', '.join(names)} {are} null in all rows loaded ({count:,})"
         )
 
     def _recover(self) -> None:

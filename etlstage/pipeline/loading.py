@@ -264,8 +264,8 @@ class Loading:
             # Messages of which nothing reached the sink count, too: they may have dead
             # letters, which will come again.
             raise SourceFailed(
-                f"stage {self._source.name}: stopped where it can't read on: what came"
-                " behind its last position is not loaded, and read again",
+                f"stage {self._source.name}: stopped where it can't resume: messages after"
+                " its last position are not loaded, and will be read again",
                 stage=self._source.name,
             )
         elif self._reached is not None:

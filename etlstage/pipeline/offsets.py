@@ -34,12 +34,12 @@ async def ask_offset(supervisor: AsyncSupervisor, which: str) -> int:
     stage = supervisor.stage.name
     key = "start" if which == "initial" else "end"
     request = json.dumps({"offsets": which})
-    remedy = f"give {key}, or have the worker answer this request"
+    remedy = f"set {key}, or have the worker answer this request"
     try:
         runs = supervisor.extract_runs(template=request)
         reply = [message async for run in runs for message in run]
     except EtlstageError as error:
-        text = f"{error} (asked {request}: {remedy})"
+        text = f"{error} (after request {request}: {remedy})"
         raise SourceFailed(text, stage=stage) from error
     try:
         (number,) = reply
@@ -47,8 +47,8 @@ async def ask_offset(supervisor: AsyncSupervisor, which: str) -> int:
     except ValueError:
         found = f"{len(reply)} messages" if len(reply) != 1 else "no number"
         raise SourceFailed(
-            f"stage {stage}: asked {request}, the worker gave {found}, expected one"
-            f" message, a whole number: {remedy}",
+            f"stage {stage}: the worker answered request {request} with {found}, expected"
+            f" one message, a whole number: {remedy}",
             stage=stage,
         ) from None
 

@@ -213,7 +213,7 @@ class Pipeline(Runner):
         if slow:
             # The longest wait is the cause of the others.
             worker, seconds, received = max(slow, key=lambda wait: wait.seconds)
-            came = f"{counted(received, 'byte')} of its reply"
+            came = f"{counted(received, 'byte')} of its reply received"
             return f"{worker}: {seconds:.0f} s without an answer, {came}"
         waiting = "" if self.ledger.moving else self._source.activity
         return self._sink.activity or waiting
@@ -479,7 +479,7 @@ class Pipeline(Runner):
         for supervisor in self._supervisors:
             supervisor.withhold()
         _log.warning(
-            "draining took too long: what waits is not processed",
+            "draining took too long: waiting messages are not processed",
             seconds=self.drain_limit,
             unprocessed=self.ledger.waiting,
         )
@@ -538,7 +538,7 @@ async def _pass_over(
         await policy.hold(damage, [damage.data], place=account.received - 1)
         return
     account.skipped += 1
-    _log.warning("damage passed over", stage=account.stage, error=str(damage))
+    _log.warning("damage skipped", stage=account.stage, error=str(damage))
 
 
 @asynccontextmanager

@@ -283,7 +283,7 @@ def closing_lines(report: Report) -> list[str]:
 def mismatches(ledger: Iterable[Account]) -> list[str]:
     """Return one line for each stage whose replies have broken promises."""
     return [
-        f"{a.stage}: not as expected: "
+        f"{a.stage}: replies not as expected: "
         + ", ".join(f"{count:,} by {name}" for name, count in a.mismatches.items())
         for a in ledger
         if a.mismatches

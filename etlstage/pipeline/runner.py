@@ -274,7 +274,7 @@ class Runner(ABC):
                     account.add(counts)
         if record.epoch:
             _log.info(
-                "resuming after what was loaded",
+                "resuming after the last recorded epoch",
                 epoch=record.epoch,
                 position=record.position,
                 run=record.run,
@@ -341,7 +341,7 @@ class Runner(ABC):
         once = delivery is not None and delivery.exactly_once
         if status != "done" or not once or self._reads_on:
             return ""
-        return "; once covers this load: a new run loads all again"
+        return "; exactly-once covers this load only: a new run loads everything again"
 
     def _fail(self, error: Exception) -> None:
         """Store the error that fails the run: the first one wins."""
@@ -377,7 +377,7 @@ class Runner(ABC):
             if stage.kind is not StageKind.TRANSFORM:
                 raise ConfigError(
                     f"stage {stage.name} is of kind {stage.kind.value}: between the"
-                    " source and the sink only transform stages may stand"
+                    " source and the sink only transform stages are allowed"
                 )
 
 

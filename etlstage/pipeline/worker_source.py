@@ -166,7 +166,7 @@ class WorkerSource(Source):
             return end
         latest = await ask_offset(supervisor, end)
         if self._reached is not None and latest < self._reached:
-            remedy = "'etlstage state reset'" if self._resumed else "run it again"
+            remedy = "use 'etlstage state reset'" if self._resumed else "run it again"
             raise fell_back(self.name, latest, reached, remedy)
         return latest
 

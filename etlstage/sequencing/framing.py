@@ -265,7 +265,7 @@ def asked(message: object, protocol: type, framing: str, *names: str) -> Any:  #
     """
     if not all(hasattr(message, name) for name in names):
         raise NotFrameable(
-            f"{type(message).__name__} can't be framed as {framing}: it is no"
+            f"{type(message).__name__} can't be framed as {framing}: it is not a"
             f" {protocol.__name__}, which has {' and '.join(names)}"
         )
     return getattr(message, names[0])

@@ -174,7 +174,7 @@ class ReadUncommitted:
             buffer.feed(data)
             if held:
                 error = UnexpectedEnd(
-                    f"unexpected EOF: the journal goes on at offset {begin}",
+                    f"unexpected EOF: the journal continues at offset {begin}",
                     framing=self._spec.content_type,
                     offset=offset,
                 )
@@ -280,7 +280,9 @@ class ReadCommitted:
                 self._sequencer.start_replay(self._replay)
             except ReplayWaits:
                 if self._replay is None:
-                    raise ReplayFailed("replay reader: another iterator's") from None
+                    raise ReplayFailed(
+                        "replay reader: it belongs to another iterator"
+                    ) from None
                 await self._replay.wait()
             else:
                 self._sequencer.queue_uncommitted(await anext(self._messages))

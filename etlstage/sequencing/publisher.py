@@ -222,8 +222,8 @@ class Publisher:
     def _check_certain(self) -> None:
         if self._uncertain:
             raise LocalProtocolError(
-                "an append of the open transaction is uncertain, so that it can't be"
-                " committed; begin another with another publisher"
+                "an append of the open transaction is uncertain, so the transaction can't"
+                " be committed; begin another one with another publisher"
             )
 
     def _publish(self, value: object, mapping: Mapping | None, flags: Flags) -> Append:

@@ -285,7 +285,7 @@ class Sequencer:
         """
         span = self._emit
         if span is None or not self._replay_wanted:
-            raise LocalProtocolError("no replay is to be started")
+            raise LocalProtocolError("there is no replay to start")
         return ReplayRange(span.journal, span.begin, span.held[0][2].begin)
 
     def start_replay(self, messages: Iterable[Envelope]) -> None:

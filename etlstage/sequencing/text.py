@@ -269,7 +269,7 @@ class _CsvReader:
                     return size, [*fields, text], ""
                 else:
                     place = len(fields) + 1
-                    return size, [], f'text behind the closing " of field {place}'
+                    return size, [], f'text after the closing " of field {place}'
 
     def _line(self, start: int) -> tuple[int | None, str]:
         r"""Return the end of the line at ``start``, and the line, with ``\n``."""

@@ -115,11 +115,11 @@ class _DdlReader:
             if not self._found(","):
                 break
         if self._next.kind is not None:
-            raise self._unexpected("a comma or the end behind a column")
+            raise self._unexpected("a comma or the end after a column")
         names = [column.name.lower() for column in self.columns]
         for column in self.columns:
             if names.count(column.name.lower()) > 1:
-                raise ValueError(f"column {column.name!r} is there twice")
+                raise ValueError(f"column {column.name!r} appears twice")
 
     @property
     def _next(self) -> _Token:
@@ -154,7 +154,7 @@ class _DdlReader:
         while True:
             token = self._next
             if self._found("not"):
-                self._expect("null", "null behind not")
+                self._expect("null", "null after not")
                 nullable = False
             elif not inner and self._found("null"):
                 self.nulls.append((token.at, token.at + len(token.text)))
@@ -175,20 +175,22 @@ class _DdlReader:
             close = guess(name, _TYPES)
             raise ValueError(f"unknown type {token.text!r} at {_place(token)}{close}")
         if depth > _DEPTH:
-            raise ValueError(f"types are more than {_DEPTH} deep at {_place(token)}")
+            raise ValueError(
+                f"types are nested more than {_DEPTH} deep at {_place(token)}"
+            )
         self._at += 1
         sizes: list[int] = []
         name = _NAMES.get(name, name)
         if name == "struct":
             return Type(name, (), tuple(self._struct(depth)))
         if name in _INNER:
-            self._expect("<", f"< behind {name}")
+            self._expect("<", f"< after {name}")
             inner: list[DeclaredColumn] = []
             for called in _INNER[name]:
                 if inner:
-                    self._expect(",", "the type of the values behind a comma")
+                    self._expect(",", "a comma and the type of the values")
                 inner.append(DeclaredColumn(called, None, self._type(depth + 1)))
-            self._expect(">", f"> behind what is in {name}")
+            self._expect(">", f"> at the end of {name}")
             return Type(name, (), tuple(inner))
         if name == "interval":
             while self._next.kind == "word" and self._next.text.lower() not in (
@@ -202,20 +204,20 @@ class _DdlReader:
                 if self._next.text.isdecimal():
                     sizes.append(int(self._next.text[:9]))
                 self._at += 1
-            self._expect(")", f") behind what is in {name}")
+            self._expect(")", f") at the end of {name}")
         if name == "decimal":
             sizes = [*sizes, *(10, 0)[len(sizes) :]]
         return Type(name, tuple(sizes))
 
     def _struct(self, depth: int) -> Iterator[DeclaredColumn]:
-        self._expect("<", "< behind struct")
+        self._expect("<", "< after struct")
         while not self._found(">"):
             name = self._name("the name of a field")
             self._found(":")
             kind = self._type(depth + 1)
             yield DeclaredColumn(name, self._nullable(inner=True), kind)
             if not self._found(","):
-                self._expect(">", "a comma or > behind a field of struct")
+                self._expect(">", "a comma or > after a field of struct")
                 return
 
     def _name(self, wanted: str) -> str:

@@ -64,7 +64,7 @@ class Unread(AttributeError):
     """Raised when a rule asks for a value that could not be read."""
 
 
-HIDDEN: Final = "is refused; not shown, as it may be a secret"
+HIDDEN: Final = "is not valid; not shown, as it may be a secret"
 """Replaces an error text that may quote a value that must not be shown."""
 
 MOST: Final = 20
@@ -309,7 +309,7 @@ class Section(Kind):
         unknown = [key for key in value if key not in self.keys]
         problems += (broken((key,), self._unknown(key)) for key in unknown[:MOST])
         if len(unknown) > MOST:
-            text = f"unknown key, like {len(unknown) - MOST - 1:,} others"
+            text = f"unknown key, and {len(unknown) - MOST - 1:,} more"
             problems.append(broken((unknown[MOST],), text))
         for key, item in value.items():
             setting = self.keys.get(key)

@@ -77,7 +77,7 @@ class Text(Kind):
         if not isinstance(value, str):
             raise unexpected("text", value)
         if "\0" in value and not self._nul:
-            raise refused("can't hold a NUL byte")
+            raise refused("can't contain a NUL byte")
         return value
 
     def schema(self) -> Schema:
@@ -196,7 +196,7 @@ class Choice(Kind):
             return self._words[str(value)]  # YAML reads a word of digits as a number
         expected = f", expected {' or '.join(map(repr, self._words))}"
         if isinstance(value, str) and value in self._later:
-            text = f"{{got}} is not in this version{expected}"
+            text = f"{{got}} is not supported by this version{expected}"
             raise Invalid(Problem((), text, value))
         close = guess(value, self._words) if isinstance(value, str) else ""
         unknown = f"unknown {self._noun}"

@@ -234,7 +234,7 @@ class _Variable(Text):
 
     def read(self, value: Any) -> str:
         if not super().read(value) or "=" in value or "\0" in value:
-            raise refused("is not a name for a variable")
+            raise refused("is not a valid name for a variable")
         return str(value)
 
 
@@ -277,7 +277,7 @@ Name = Annotated[
     str,
     Pattern(
         r"[A-Za-z0-9][A-Za-z0-9._ -]{0,63}",
-        "a name of up to 64 letters, digits, blanks, dots, dashes and underscores",
+        "a name of up to 64 letters, digits, spaces, dots, dashes and underscores",
     ),
 ]
 """A name that may also be a file name."""

@@ -126,11 +126,11 @@ class Cut:
             after: Number of the previous record in its shard; -1: there is none.
 
         """
-        wrong = record.wrong and f"{record.wrong}; correct it, or filter such rows"
+        wrong = record.wrong and f"{record.wrong}; correct it, or filter out such rows"
         if not wrong and record.number <= after:
             wrong = (
-                f"its sequence number is {record.number}, expected more than {after}"
-                f" before it; sort the input by {self._pointers[1]}"
+                f"its sequence number is {record.number}, expected more than {after},"
+                f" that of the record before it; sort the input by {self._pointers[1]}"
             )
         return wrong and f"shard {self.names[record.shard]}: row {row + 1}: {wrong}"
 
@@ -174,7 +174,9 @@ def wrong_key(key: str) -> str:
     """Return why a text is not a partition key; empty: it is one."""
     if 0 < len(key) <= LONGEST_KEY:
         return ""
-    return f"its partition key is {len(key)} characters, expected 1 to {LONGEST_KEY}"
+    return (
+        f"its partition key is {len(key)} characters long, expected 1 to {LONGEST_KEY}"
+    )
 
 
 def number_of(position: object) -> int:

@@ -272,8 +272,8 @@ class LeaseHolder:
         if gone:
             raise StateUnusable(
                 f"stage {self._stage}: shard {gone[0].shard} is gone from {stream.input},"
-                " and was not read to its end: 'etlstage shards reset' begins anew with"
-                " what there is"
+                " and was not read to its end: 'etlstage shards reset' starts over with"
+                " the shards that exist"
             )
         begins = {
             # Shards that come later are children: they begin with their first record.

@@ -409,7 +409,7 @@ class LeaseKeeper:
                 held.phase = Phase.ENDED
                 # Its children may begin now. As a thousand shards may end at once, most
                 # of them without children, the number of reads is limited.
-                assert self._read_done is not None, "there was the lease"
+                assert self._read_done is not None, "the lease was read"
                 soon = self._read_done + self._every / _SOONER
                 self._read_due = min(self._read_due, soon)
         elif held.phase is Phase.TAKING:
@@ -457,7 +457,7 @@ class LeaseKeeper:
             self._compare(held, rows.get(held.lease.shard))
         if twin is not None and not self._comes_before(twin):
             self._fail_runner(
-                f"runner {self._name!r} is running: {twin.shard} was renewed by"
+                f"runner {self._name!r} is already running: {twin.shard} was renewed by"
                 f" {twin.owner}; stop it, or give this one another name"
             )
         elif not self._leaving:

@@ -325,7 +325,7 @@ class LeasedSink(ShardSink):
                 await self._holder.find(stream)
             except ShardsUnavailable as error:
                 _log.warning(
-                    "shards are looked for again in a while",
+                    "retrying shard listing",
                     stage=self.name,
                     error=str(error),
                     seconds=stream.sync,

@@ -96,7 +96,8 @@ def _of_owner(
             raise ConfigError(f"shard {lease.shard} {why}")
         if lease.owner != owner:
             raise ConfigError(
-                f"shard {lease.shard} has just gone to {lease.owner or 'no runner'}"
+                f"shard {lease.shard} has just changed owner and now belongs to"
+                f" {lease.owner or 'no runner'}"
             )
         return change(lease)
 

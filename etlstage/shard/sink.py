@@ -88,8 +88,8 @@ class CheckpointFile:
         for name, value in self._made.items():
             if made.get(name) != value:
                 raise StateUnusable(
-                    f"the checkpoints in {path} are of shards with {name}"
-                    f" {made.get(name)}, found {name} {value}: set it as it was, or"
+                    f"the checkpoints in {path} are for shards with {name}"
+                    f" {made.get(name)}, found {name} {value}: set it back, or"
                     " remove the file"
                 )
         self._positions = positions
@@ -368,7 +368,7 @@ class ShardedSink(ShardSink):
         for shard in self._shards:
             if shard.known:
                 _log.info(
-                    "records left out that an earlier run has committed",
+                    "records omitted that an earlier run has committed",
                     stage=self.name,
                     shard=shard.name,
                     records=shard.known,

@@ -332,9 +332,9 @@ class _DatabaseLeases:
         for name, value in json.loads(of).items():
             if made is not None and made.get(name) != value:
                 raise ConfigError(
-                    f"lease table {self._table} is of shards with {name} {value}, found"
-                    f" {name} {made.get(name)}: set it as it was, or begin anew with"
-                    " 'etlstage shards reset'"
+                    f"lease table {self._table} is for shards with {name} {value},"
+                    f" found {name} {made.get(name)}: set it back, or start from the"
+                    " beginning with 'etlstage shards reset'"
                 )
         connection.execute(f"create table if not exists {self._table} (\n{_ROW}\n)")
 
@@ -497,7 +497,7 @@ def without_password(where: str) -> str:
 def _row(lease: Lease) -> tuple[object, ...]:
     # Names of parents are joined by line ends.
     if any("\n" in name for name in (lease.shard, *lease.parents)):
-        raise ConfigError(f"shard {lease.shard!r}: a name can't hold a line end")
+        raise ConfigError(f"shard {lease.shard!r}: a name can't contain a line end")
     plain = lease._replace(parents="\n".join(lease.parents))  # type: ignore[arg-type]
     return (*plain[:3], int(lease.ended), *plain[4:])
 

@@ -191,7 +191,7 @@ class ShardWorker:
             if last:
                 raise error
             _log.warning(
-                "worker is started again for the end of its shard",
+                "worker is started again to commit the rest of its shard",
                 stage=self._stage.name,
                 shard=self._share.name,
                 error=str(error),
@@ -225,11 +225,13 @@ class ShardWorker:
 
     def _not_ended(self, left: Sequence[Run]) -> NotCommitted:
         stage, shard = self._stage.name, self._share.name
-        what = counted(sum(map(len, left)), "message") if left else "its end"
+        what = (
+            counted(sum(map(len, left)), "message") if left else "the end of the shard"
+        )
         last = self._supervisor.faults.last
         why = f": {last[-1].what}" if last else ""
         return NotCommitted(
-            f"stage {stage}: the worker of shard {shard} has ended and has not committed"
+            f"stage {stage}: the worker of shard {shard} exited without committing"
             f" {what}{why}",
             stage=stage,
         )

@@ -70,14 +70,14 @@ _MEANT: Final = (
             r"terminated with exception: Wrong basePath (\S+) for the root path: (\S+)"
         ),
         (
-            "the state is that of a stream from {1}, not from {0}: set that path, or another"
-            " state"
+            "the state belongs to a stream from {1}, not from {0}: set that path, or"
+            " another state"
         ),
     ),
     (
         re.compile(r"\[(UNABLE_TO_INFER_SCHEMA)\] Unable to infer schema for (\w+)"),
         (
-            "there is no file in the path that would tell the schema of {1}: set schema, as"
+            "there is no file in the path to infer the schema of {1} from: set schema, as"
             " in 'id long, title string', or another path ({0})"
         ),
     ),
@@ -136,7 +136,7 @@ def text_of(error: BaseException) -> str:
                 return text
     except (OSError, Py4JError):
         pass
-    return "the JVM of Spark has ended"
+    return "the JVM of Spark has exited"
 
 
 def _raised_by_python(text: str) -> str | None:
@@ -162,7 +162,7 @@ def _remedied(line: str) -> str:
         theirs, ours = pythons.groups()
         return (
             f"Spark's executors run Python {theirs}, this is Python {ours}: set"
-            f" spark.pyspark.python to a Python {ours} of theirs"
+            f" spark.pyspark.python to a Python {ours} on the executors"
         )
     # Our own errors are clear without their class.
     return _OURS.sub("", line)

@@ -161,7 +161,10 @@ class Checker:
                 if _parsed(output) is _NOT_JSON:
                     return Broken("json", f"output {number} is not a JSON document")
         if self.is_slow(seconds):
-            return Broken("max_seconds", f"took {seconds:.3g} s, not {self._seconds:g}")
+            return Broken(
+                "max_seconds",
+                f"took {seconds:.3g} s, expected no more than {self._seconds:g} s",
+            )
         return None
 
     def passes(self, groups: Groups) -> bool:
@@ -240,7 +243,7 @@ def _schema_check(schema: Mapping[str, Any]) -> _Check:
 
 
 def _brief(error: Any) -> str:
-    where = "/".join(map(str, error.absolute_path)) or "it"
+    where = "/".join(map(str, error.absolute_path)) or "top level"
     return f"{where}: {error.message}"
 
 

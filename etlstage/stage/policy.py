@@ -199,7 +199,7 @@ class ErrorBudget(Definition):
             bounds.append(counted(self.count, "message"))
         if self.share is not None:
             bounds.append(f"{self.share * 100:g}%")
-        return " and ".join(bounds) or "no bound"
+        return " and ".join(bounds) or "unlimited"
 
     def allows(self, failed: int, received: int) -> bool:
         """Return whether ``failed`` of the ``received`` messages may have failed."""
@@ -222,7 +222,7 @@ class ErrorPolicy(Definition):
     """How often a message is retried after a worker refused it."""
     then: Annotated[
         Literal["dead_letter", "fail"],
-        Noun("end of a message"),
+        Noun("outcome"),
         Place.FED | Place.SINK,
     ] = "dead_letter"
     """What happens after the retries: the message is dead-lettered and the run

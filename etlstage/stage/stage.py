@@ -53,11 +53,11 @@ PYTHONS: Final = ("python", "python3")
 _NOWHERE: Final = Place(0)
 _PROGRAM: Final = Place.WORKER | Place.OPTION
 _NOT_COMMITTED: Final = {
-    "order": "its worker has messages in their order; leave order out",
-    "key": "its worker has messages in their order; leave key out",
-    "window": "its worker has one action at a time; batch.size is how many messages",
-    "workers": "one worker has all of its share of the input, and commits it; leave"
-    " workers out",
+    "order": "its worker gets messages in their order; remove order",
+    "key": "its worker gets messages in their order; remove key",
+    "window": "its worker gets one action at a time, of up to batch.size messages",
+    "workers": "one worker gets its whole share of the input, and commits it; remove"
+    " workers",
 }
 """Keys that contradict a worker which commits, and what to do instead."""
 _EXTRACTOR: Final = PoolPolicy(min=0, max=1, grow_at=1, idle=math.inf)
@@ -153,7 +153,7 @@ class Stage(Definition):
     """What each reply must satisfy; any other reply is a mismatch."""
     on_mismatch: Annotated[
         Literal["dead_letter", "fail", "count"],
-        Noun("end of a mismatch"),
+        Noun("outcome"),
         Place.TRANSFORM,
     ] = "dead_letter"
     """What happens if a reply does not satisfy expect: the message counts as one that
@@ -205,7 +205,9 @@ class Stage(Definition):
         expect = given.get("expect")
         chosen = given.get("on_mismatch", "dead_letter") != "dead_letter"
         if chosen and not getattr(expect, "given", False):
-            yield broken(("on_mismatch",), "needs expect, with what a reply must be")
+            yield broken(
+                ("on_mismatch",), "needs expect, with what a reply must satisfy"
+            )
         if isinstance(expect, ReplyContract) and not expect.empty:
             kind = given.get("kind", StageKind.TRANSFORM)
             batches = isinstance(dialect, Dialect) and dialect.shape.batches

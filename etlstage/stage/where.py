@@ -108,7 +108,7 @@ def _value(node: ast.expr) -> _Value:
             items = [_value(node) for node in nodes]
             return lambda document: [item(document) for item in items]
         case _:
-            raise ValueError(f"can't have {ast.unparse(node)!r}")
+            raise ValueError(f"can't contain {ast.unparse(node)!r}")
 
 
 def _comparison(left: ast.expr, ops: list[ast.cmpop], others: list[ast.expr]) -> _Value:

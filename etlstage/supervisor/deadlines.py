@@ -191,6 +191,13 @@ class ResponseDeadlines(Deadline):
             limit = total if limit is None else min(limit, total)
         return limit
 
+    @property
+    def shown_limit(self) -> str:
+        """The limit, with the name of its setting."""
+        limit = self.limit
+        name = "message" if limit == self._timeouts.message else "total"
+        return f"{limit:g} s (timeout.{name})"
+
     def look_again(self) -> None:
         """Ring when the next report or deadline is due."""
         self._armed = self.asked_at is not None
@@ -204,10 +211,10 @@ class ResponseDeadlines(Deadline):
         self._armed = False
         if self._missed_at > now:
             return None
-        total, limit = self._total, self.limit
+        total = self._total
         if total is not None and now >= self.turn_at + total:
             return f"{total:g} s (timeout.total), whatever progress it reported"
-        return f"{limit} s"
+        return self.shown_limit
 
     def silent(self, now: float) -> bool:
         """Return, once, whether the worker was silent for 30 seconds."""

@@ -463,8 +463,8 @@ class Link:
         if self._outgoing.written - self._wire.unread() < self._given_end:
             self._fail_protocol(
                 RemoteProtocolError(
-                    "sent an answer to what it had not read yet, expected one for each;"
-                    " is a callback called twice?"
+                    "sent an answer to an action that it had not read yet, expected one"
+                    " for each action; is a callback called twice?"
                 )
             )
         while not self._worker.failed and (data := self._wire.read(_CHUNK)):
@@ -732,8 +732,8 @@ class Link:
         if took is not None:
             limit = self._stage.timeout.message
             hint = (
-                f"it reports progress, which has begun timeout.message ({limit:g} s)"
-                " anew again and again; timeout.total is a limit for that"
+                "it keeps reporting progress, which restarts timeout.message"
+                f" ({limit:g} s) each time; timeout.total limits that"
             )
             self._report_silence(took, hint, progressing=True)
 
@@ -781,7 +781,7 @@ class Link:
         limit = self.deadlines.limit
         assert limit is not None, "what is missed has a limit"
         for id_ in self.dispatch.expired(now, limit):
-            reason = f"did not answer a {what} within {limit} s, and it was cancelled"
+            reason = f"did not answer a {what} within {within}, and it was cancelled"
             self.dispatch.lose_one(id_, *self._worker.errors.cancelled(reason))
             self._session.send(Cancelled(id_, 0, reason), now)
             self._note_wear()

@@ -137,7 +137,7 @@ class Observers:
                 if cause == "pairing" and not self._in_step:
                     self._in_step = True
                     log.warning(
-                        "stage goes on one message at a time",
+                        "stage continues one message at a time",
                         reason="replies can't be matched to messages; see: etlstage help pairing",
                     )
             case StartFailed(error=error) | WorkerFailedPermanently(error=error):

@@ -127,8 +127,8 @@ class Commits:
         if self._expected:
             self._expected = False
             _log.warning(
-                "worker has committed nothing of what it has answered, and is given no"
-                " more before it does",
+                "worker has not committed any of the messages that it has answered, and"
+                " is given no more until it does",
                 stage=self._stage.name,
                 worker=worker,
                 messages=held,

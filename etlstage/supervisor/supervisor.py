@@ -129,8 +129,8 @@ class AsyncSupervisor:
         if assignment is not None and stage.pool.max > 1:
             raise ValueError(
                 f"stage {stage.name}: expected one worker, found workers:"
-                f" {stage.pool.max}: one has all of a share of the input; have a"
-                " supervisor for each share"
+                f" {stage.pool.max}: a share of the input belongs to a single worker;"
+                " use a supervisor for each share"
             )
         self.stage = stage
         self._metrics = StageMetrics(meter, stage.name) if meter is not None else None
@@ -153,8 +153,8 @@ class AsyncSupervisor:
     async def __aenter__(self) -> Self:
         if self._tasks is not None:
             raise InvalidState(
-                f"{self!r} was entered already: its workers are those of one block;"
-                " make another supervisor"
+                f"{self!r} was entered already: a supervisor can be entered only once;"
+                " make another one"
             )
         # Only real processes need a program: other launches may use any name.
         real = self._pool.launch is launch_worker
@@ -265,7 +265,7 @@ class AsyncSupervisor:
     def health(self) -> Health:
         """Whether the stage can do its work: its state, and why it is not ready."""
         if self._tasks is None:
-            return Health("starting", "is not entered")
+            return Health("starting", "has not been entered")
         if self._pool.closing or self._ended:
             return Health("failed", "the supervisor is closed")
         return self._pool.health()
@@ -399,8 +399,8 @@ class AsyncSupervisor:
         self._running()
         if self.stage.dialect.shape.batches:
             raise LocalProtocolError(
-                f"stage {self.stage.name} answers in batches: which outputs are those"
-                " of one message is not known; use submit()"
+                f"stage {self.stage.name} answers in batches: outputs can't be matched"
+                " to single messages; use submit()"
             )
         with anyio.move_on_after(timeout):
             (result,) = await self.submit([message])
@@ -409,7 +409,7 @@ class AsyncSupervisor:
                 raise result.error.with_traceback(None)
             return result.outputs
         raise TimeoutError(
-            f"stage {self.stage.name}: no result of the message within {timeout} s"
+            f"stage {self.stage.name}: no result for the message within {timeout} s"
         )
 
     async def stream(
@@ -620,8 +620,8 @@ class AsyncSupervisor:
             name = self.stage.name
             raise Overloaded(
                 f"stage {name}: {counted(pending, 'message')} pending, {count:,} more"
-                f" would be over max_pending ({most:,}); try again later, raise it, or"
-                " have more workers",
+                f" would exceed max_pending ({most:,}); try again later, raise it, or"
+                " use more workers",
                 stage=name,
             )
 
@@ -660,12 +660,12 @@ class AsyncSupervisor:
         # There are no locks: the tasks that are woken belong to one event loop.
         if threading.get_ident() != self._thread:
             raise InvalidState(
-                f"{self!r} is used in another thread than that of its event loop;"
+                f"{self!r} is used outside the thread of its event loop;"
                 " use anyio.from_thread.run(), or asyncio.run_coroutine_threadsafe()"
             )
         # In another loop the call would wait forever: this loop does not run meanwhile.
         if event_loop() != self._loop:
             raise InvalidState(
                 f"{self!r} is used outside the event loop that it was entered in;"
-                " have all of it in one asyncio.run(), or another supervisor in each"
+                " use it within one asyncio.run(), or a separate supervisor in each"
             )

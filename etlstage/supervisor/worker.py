@@ -361,7 +361,7 @@ class WorkerProcess:
         # The host's log may be unwritable; the worker is stopped all the same.
         with suppress(Exception):
             _log.debug(
-                "worker is stopped",
+                "stopping worker",
                 stage=self._stage.name,
                 worker=self.name,
                 pid=self.pid,
@@ -468,14 +468,16 @@ class WorkerProcess:
             if clean and not self._all_read:
                 clean = False
                 held_open = (
-                    ", but what it had started held its stdout open for"
+                    ", but a process that it had started held its stdout open for"
                     f" {self._timeout:g} s"
                 )
         self.link.conclude(clean=clean)
         if self._closed and self.error is None and self.errors.signalled:
             fate = f"closed its {self._closed}, but did not exit, and was stopped"
         else:
-            fate = self._with_hint(describe_status(status))
+            fate = describe_status(status)
+        if self.error is None:
+            fate = self._with_hint(fate)
         fate += held_open
         if self.error is None:
             self._reason = "was stopped" if self._stop_requested else fate
@@ -487,7 +489,7 @@ class WorkerProcess:
         unproven, failed = self._unproven, self._stage.dialect.failed
         if stopped and failed(status, stopped=True, held=0, unproven=unproven):
             stopped, doubtful, fate = False, unproven, self.errors.end()
-            doubt = self._doubt(f"{fate} while it ended")
+            doubt = self._doubt(f"{fate} while it was stopping")
         loss = self._lose(untouched=untouched)
         if self.error is None and not stopped:
             self.error = doubt or self._describe(loss.held)
@@ -548,7 +550,7 @@ class WorkerProcess:
         self._doubted = True
         messages = counted(self._unproven, "message")
         error = self.errors.lost(
-            f"{what}; {messages} that it had answered may not be loaded"
+            f"{what}; {messages} that it had answered may not have been loaded"
         )
         error.attempts = (self.errors.attempt(what),)
         return error
@@ -574,10 +576,10 @@ class WorkerProcess:
         held = counted(self.link.dispatch.held, "message")
         fate = self._reason
         if self.error is None:
-            fate = self.errors.end() if self.errors.status else "ended"
+            fate = self.errors.end() if self.errors.status else "exited"
         return NotCommitted(
             f"stage {self._stage.name}: worker {self.name} {fate} and had not committed"
-            f" {held} that it had answered; the next run gives them again",
+            f" {held} that it had answered; the next run delivers them again",
             stage=self._stage.name,
         )
 
@@ -597,4 +599,5 @@ class WorkerProcess:
 
     def _with_hint(self, fate: str) -> str:
         """Return ``fate`` with a hint if the worker did not connect as expected."""
-        return "; ".join(filter(None, (fate, self._wire.mismatch_hint())))
+        hint = self._wire.mismatch_hint()
+        return f"{fate} ({hint})" if hint else fate

@@ -166,7 +166,7 @@ class StageMetrics:
             if more := count - self._mismatched.get(promise, 0):
                 self._counter(
                     "etlstage_mismatches_total",
-                    "Replies that broke expect, by the first key.",
+                    "Replies that broke expect, by the first key that was broken.",
                     expect=promise,
                 ).add(more)
         self._mismatched = dict(found)
@@ -187,7 +187,7 @@ class StageMetrics:
             self._own.add(metric)
         self._counter(
             "etlstage_worker_counts_total",
-            "What workers count themselves, by name.",
+            "Metrics counted by the workers themselves, by name.",
             worker=self._label(worker),
             metric=metric if metric in self._own else _OTHERS,
         ).add(count)
@@ -217,7 +217,7 @@ class StageMetrics:
         """Count lines of a worker's output that mean nothing in its dialect."""
         self._counter(
             "etlstage_noise_lines_total",
-            "Lines of output that mean nothing in the dialect, and were ignored.",
+            "Ignored lines of output, which have no meaning in the dialect.",
             worker=self._label(worker),
         ).add(count)
 
@@ -226,7 +226,7 @@ class StageMetrics:
         """Count a position that a worker asked to have stored."""
         self._rare(
             "etlstage_checkpoints_total",
-            "Positions that workers asked to have stored, by outcome.",
+            "Positions that workers committed, by outcome.",
             worker=worker,
             outcome="stored" if stored else "refused",
         )
@@ -235,7 +235,7 @@ class StageMetrics:
     def leases(self, count: int) -> None:
         """Set how many shards this runner has leases of."""
         if self._leases is None:
-            what = "Shards of which a runner has the lease."
+            what = "Shards whose leases a runner holds."
             self._leases = GaugeLevel(self._gauge("etlstage_leases_held", what))
         self._leases.set(count)
 
@@ -244,7 +244,7 @@ class StageMetrics:
         """Set how far the reader of a shard lags behind the shard's end."""
         if (level := self._behind.get(shard)) is None:
             name = "etlstage_shard_behind_seconds"
-            what = "How far the reader of a shard is behind its end."
+            what = "How far the reader of a shard lags behind its end."
             level = self._behind[shard] = GaugeLevel(
                 self._gauge(name, what, shard=shard)
             )
@@ -272,7 +272,7 @@ class StageMetrics:
             self._gauge("etlstage_messages_waiting", "Messages that wait for a worker.")
         )
         self._running = GaugeLevel(
-            self._gauge("etlstage_workers_running", "Workers that run.")
+            self._gauge("etlstage_workers_running", "Running workers.")
         )
 
     def _complain(self, error: Exception) -> None:
@@ -312,7 +312,7 @@ class StageMetrics:
             stderr_lines=counter("stderr_lines", "Lines that workers wrote to stderr."),
             seconds=self._meter.histogram(
                 "etlstage_first_answer_seconds",
-                "Seconds from an exchange's turn to its answer, of the first of those"
+                "Seconds from an exchange's turn to its answer, for the first of those"
                 " released together; etlstage_exchanges_total counts all of them.",
                 self._labels(worker=worker),
                 _BOUNDS,

@@ -119,7 +119,7 @@ class _Selector(selectors.DefaultSelector):
         self._turns = 0 if timeout > _TURN else self._turns + 1
         if self._turns > _TURNS:
             self._turns = 0
-            raise RuntimeError("tasks go on for ever, and no time passes")
+            raise RuntimeError("tasks keep running, but no time passes")
 
 
 def virtual_time(

@@ -339,13 +339,13 @@ class WorkerUnderTest(UnderTest):
             if checker is None or reply.refused is not None:
                 continue
             if (flaw := checker(reply.outputs)) is not None:
-                self.fail(f"gave a reply, number {number}, that {flaw}")
+                self.fail(f"gave reply number {number}, which {flaw}")
 
     # --- how ----------------------------------------------------------------
 
     def late(self, otherwise: Otherwise) -> str:
         """Return the description of a wait that timed out."""
-        text = _failure(otherwise, f"for {self.timeout:g} seconds")
+        text = _failure(otherwise, f"timed out after {self.timeout:g} seconds")
         if self.session.owed:
             text += f"; {self.stage.dialect.silence(self._replies.unfinished)}"
         return text

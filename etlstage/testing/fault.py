@@ -110,7 +110,7 @@ class Fault:
         if self.number is not None and at not in (Moment.ACTION, Moment.CHECKPOINT):
             raise ConfigError(
                 f"fault: at {at.value} neither actions nor checkpoints are counted;"
-                " leave out number"
+                " omit number"
             )
         if at is not Moment.MESSAGE:
             self._check_without_message(at)
@@ -119,7 +119,7 @@ class Fault:
         for name in ("message", "equals", "contains"):
             if getattr(self, name) is not None:
                 raise ConfigError(
-                    f"fault: at {at.value} there is no message; leave out {name}"
+                    f"fault: at {at.value} there is no message; omit {name}"
                 )
 
 
@@ -253,8 +253,8 @@ def hostile_worker(
     """
     for fault in () if plan is None else plan.faults:
         if fault.kind.outside:
-            text = f"fault {fault.kind.value} is done from outside: see FaultyLaunch"
-            raise ConfigError(text)
+            text = f"fault {fault.kind.value} can only be done from outside"
+            raise ConfigError(f"{text}: see FaultyLaunch")
     if batch < 1:
         raise ConfigError(f"batch must be 1 or more, got {batch}")
     if messages < 0:

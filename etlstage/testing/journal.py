@@ -271,7 +271,7 @@ class _Writer:
             except (OSError, EtlstageError):
                 continue
             return
-        raise AssertionError("10 appends in a row have failed")
+        raise AssertionError("an append has failed 10 times in a row")
 
     def repeat(self, count: int) -> None:
         for journal, frames in self.journals.frames.items():
@@ -481,9 +481,13 @@ class JournalMachine(RuleBasedStateMachine):
                 pass
             self._settle()
             numbers = [number for _, _, number in self._done]
-            assert len(numbers) == len(set(numbers)), "some are delivered twice"
+            assert len(numbers) == len(set(numbers)), (
+                "some messages were delivered twice"
+            )
             certain = set(numbers) - self.uncertain
-            assert certain == set(self._committed), "not what was committed"
+            assert certain == set(self._committed), (
+                "the delivered messages are not those committed"
+            )
             # A producer's messages are in order within a journal.
             assert sorted(self._done) == sorted(self._done, key=lambda one: one[:2])
         finally:

@@ -240,7 +240,7 @@ class ProcessorUnderTest(UnderTest):
         raise AssertionError("unreachable: it was killed")
 
     async def exited(
-        self, otherwise: str = "did not exit behind the end of its stdin"
+        self, otherwise: str = "did not exit after the end of its stdin"
     ) -> int:
         """Close its stdin, and wait for its exit."""
         if not self.closed:
@@ -276,7 +276,7 @@ class ProcessorUnderTest(UnderTest):
         if illegal := self.refused(ILLEGAL_ARGUMENT):
             self._fault = (
                 f"asked for a checkpoint at {illegal[0]}, which was not delivered or is"
-                f" behind the last one: {ILLEGAL_ARGUMENT}"
+                f" before the last one: {ILLEGAL_ARGUMENT}"
             )
             self.fail(self._fault)
 

@@ -314,7 +314,8 @@ class _Lineage:
     def waiting(self) -> list[str]:
         """Return a line for each shard that could not begin."""
         return [
-            f"not begun: {child} behind {' and '.join(sorted(parents))}"
+            f"not started: {child}, no checkpoint at the end of"
+            f" {' and '.join(sorted(parents))}"
             for child, parents in self._parents.items()
             if parents
         ]
@@ -324,8 +325,8 @@ class _Lineage:
             if other is not shard and not self.merges(other):
                 return other
         raise ConfigError(
-            f"fault {FaultKind.MERGE_SHARDS.value}: no shard is processed beside"
-            f" {shard.name}; see --shards"
+            f"fault {FaultKind.MERGE_SHARDS.value}: no shard other than {shard.name} is"
+            " being processed; see --shards"
         )
 
     def _follow(self, parents: Sequence[StreamShard], *spans: range) -> None:
@@ -388,8 +389,8 @@ class _ShardRun:
             if processor.killed:
                 begin = _position(processor.killed, f"fault {FaultKind.RESTART.value}")
         raise ConfigError(
-            f"fault {FaultKind.RESTART.value}: {self._shard.name} was begun {_STARTS:,}"
-            " times; give a number"
+            f"fault {FaultKind.RESTART.value}: {self._shard.name} was started"
+            f" {_STARTS:,} times; set number"
         )
 
     def ended(self) -> str:

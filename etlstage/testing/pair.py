@@ -134,9 +134,9 @@ class ProtocolPair:
         )
         wire = deliver(chunks, there, cuts=cuts)
         received = atoms(side, there.events_received())
-        assert received == sent[: len(received)], f"{received} came of {sent}"
+        assert received == sent[: len(received)], f"received {received}, sent {sent}"
         del sent[: len(received)]
-        assert all(kind == "output" for kind, *_ in sent), f"{sent} did not come"
+        assert all(kind == "output" for kind, *_ in sent), f"{sent} was not received"
         assert self.owed == here.owed
         return wire
 

@@ -294,7 +294,7 @@ class UnderTest(Process):
 
     def late(self, otherwise: Otherwise) -> str:
         """Return the description of a wait that timed out."""
-        return f"{otherwise} for {self.timeout:g} seconds"
+        return f"{otherwise} within {self.timeout:g} seconds"
 
 
 def waits_for_stdin(pid: int) -> bool:

@@ -100,7 +100,7 @@ class ReplyReader:
             # Output after its last complete message.
             if tail := getattr(self.session, "tail", b""):
                 shown = self._kit.shown(tail[:TAIL])
-                self.fault = f"ended its output with what is not complete: {shown}"
+                self.fault = f"ended its output with incomplete data: {shown}"
         self.unfinished += len(data)
         if self.take_events():
             self.unfinished = max(0, self.unfinished - len(data))
@@ -153,8 +153,10 @@ class ReplyReader:
                 case Ready():
                     self.unfinished = 0
                 case Farewell(code, reason, final):
-                    what = "that none could work" if final else "that it terminates"
-                    self.farewell = f", having announced {what}: {reason} (code {code})"
+                    what = "no worker could do the work" if final else "it terminates"
+                    self.farewell = (
+                        f", having announced that {what}: {reason} (code {code})"
+                    )
                 case Failed(error):
                     self.fault = f"broke the protocol: {error}"
         return bool(new) and all(isinstance(e, Alive | Ready) for e in new)

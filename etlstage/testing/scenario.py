@@ -264,7 +264,7 @@ class Oracle(Generic[S]):
                 if letter.message not in (given if ordered else messages):
                     raise Violation(
                         f"stage {stage.name}: {letter.message!r} is dead-lettered as"
-                        f" number {letter.place}, where it was given {given}"
+                        f" number {letter.place}, where the stage was given {given}"
                     )
             messages = self._made(stage, messages, mine)
             ordered = ordered and stage.order is Order.TOTAL

@@ -184,4 +184,4 @@ async def _tell(worker: WorkerUnderTest, *events: Event) -> None:
         await worker.send(*events)
     except LocalProtocolError:
         # Its end of the connection is closed: report how the worker exited instead.
-        await worker.until(lambda: False, "does not hear us any more")
+        await worker.until(lambda: False, "can't be sent any more")

@@ -117,7 +117,7 @@ class Simulation(Generic[S]):
             except RuntimeError as error:  # it can't end
                 self._violation = self._violation or f"internal error: {error!r}"
         if left and not self._violation:
-            return f"{left[0]!r} was left in the middle, and not closed"
+            return f"{left[0]!r} was abandoned in the middle without being closed"
         return self._violation
 
     def tell(self, text: str) -> None:
@@ -155,7 +155,7 @@ class Simulation(Generic[S]):
             raise Violation(f"{worker.name} was left behind")
         if report is None:
             seconds = self.scenario.seconds
-            raise Violation(f"the run was not over within {seconds:g} s")
+            raise Violation(f"the run did not end within {seconds:g} s")
 
     def _check_blame(self, letters: Iterable[DeadLetter]) -> None:
         """Check that each dead-lettered message failed alone in its process."""
@@ -166,8 +166,9 @@ class Simulation(Generic[S]):
             # A message that took too long is cancelled, and its process continues.
             if self._worked[last.pid] > 1 and "it was cancelled" not in last.error:
                 raise Violation(
-                    f"stage {letter.stage}: {letter.message!r} is dead-lettered for a"
-                    f" process that had {self._worked[last.pid]} messages: {last.error}"
+                    f"stage {letter.stage}: {letter.message!r} is dead-lettered because"
+                    f" of a process that had {self._worked[last.pid]} messages:"
+                    f" {last.error}"
                 )
 
     def _pipeline(
@@ -318,7 +319,7 @@ def simulate(
                 again = simulation(draw, seed, recorded=True)
                 found, story = again.run(), again.story
                 if found != why:
-                    story = [*story, f"the first time it was: {why}"]
+                    story = [*story, f"the violation in the first run was: {why}"]
                 raise SimulationFailed(seed, why, story)
             collect()
 

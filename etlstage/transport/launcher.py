@@ -346,7 +346,7 @@ def look_up(user: str | None, group: str | None) -> Identity:
     if entry is None and gid is None:
         # Our own group would be kept, which may be root's.
         raise UnknownIdentity(
-            f"user {user} has no entry, so no group; name a group, too"
+            f"user {user} has no passwd entry and so no group; name a group, too"
         )
     if entry is None:
         return Identity(_number(user, "user"), gid, ())
@@ -383,6 +383,6 @@ def _number(digits: str, what: str) -> int:
     if len(digits) > len(str(_MAX_NUMBER)) or int(digits) > _MAX_NUMBER:
         shown = digits if len(digits) <= 20 else f"{digits[:20]}..."
         raise UnknownIdentity(
-            f"{what} {shown} is beyond the last number, {_MAX_NUMBER}"
+            f"{what} {shown} is above the highest number, {_MAX_NUMBER}"
         )
     return int(digits)

@@ -202,7 +202,7 @@ class SocketWire:
         if self._mistaken:
             return "a client connected under another name"
         if self._socket is None:
-            return "it never connected: leave dialect out if it reads its stdin"
+            return "it never connected: omit dialect if it reads its stdin"
         return ""
 
     def mistake(self) -> None:
@@ -290,7 +290,7 @@ class Listener:
         if self.idle:
             return
         for key, _ in self._selector.select(0):
-            assert isinstance(key.fileobj, socket.socket), "that is all we register"
+            assert isinstance(key.fileobj, socket.socket), "only sockets are registered"
             if key.fileobj is self._socket:
                 self._accept()
             else:
@@ -318,11 +318,13 @@ class Listener:
             except BlockingIOError:
                 return
             except OSError as error:  # too many open files, or it has disconnected
-                _LOG.warning("can't take a worker's connection: %s", error)
+                _LOG.warning("can't accept a worker's connection: %s", error)
                 return
             connection.setblocking(False)
             if len(self._unidentified) == _UNIDENTIFIED:
-                self._refuse(next(iter(self._unidentified)), "was silent for too long")
+                self._refuse(
+                    next(iter(self._unidentified)), "it was silent for too long"
+                )
             self._unidentified[connection] = b""
             self._selector.register(connection, selectors.EVENT_READ)
             self._hear(connection)
@@ -350,14 +352,14 @@ class Listener:
             self._admit(connection, token, received)
         elif len(received) > _IDENTITY:
             self._refuse(
-                connection, f"did not identify itself in {len(received)} bytes"
+                connection, f"it did not identify itself in {len(received)} bytes"
             )
 
     def _admit(self, connection: socket.socket, token: str, received: bytes) -> None:
         wire = self._expected.pop(token, None)
         if wire is None:
             # Don't log the token: it may be that of a connected worker.
-            self._refuse(connection, "is not a worker that we wait for")
+            self._refuse(connection, "it is not from an expected worker")
             for waiting in self._expected.values():
                 waiting.mistake()
             return
@@ -366,7 +368,7 @@ class Listener:
         wire.connect(connection, received)
 
     def _refuse(self, connection: socket.socket, reason: str) -> None:
-        _LOG.warning("refused a connection to %s: it %s", self.endpoint, reason)
+        _LOG.warning("refused a connection to %s: %s", self.endpoint, reason)
         self._dismiss(connection)
 
     def _dismiss(self, connection: socket.socket) -> None:
@@ -480,7 +482,7 @@ def launch_over_socket(request: LaunchRequest, /) -> tuple[SocketWire, PipeChild
     while a task waits for its wire.
     """
     connector = request.dialect.connection
-    assert connector is not None, f"workers of {request.dialect.name} have pipes"
+    assert connector is not None, f"workers of dialect {request.dialect.name} use pipes"
     wire = _listener(request, connector).expect()
     with ExitStack() as failed:
         failed.callback(wire.close)

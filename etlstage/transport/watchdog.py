@@ -267,7 +267,7 @@ def python() -> tuple[str, ...]:
         if named and os.access(path, os.X_OK):
             return (path, "-I", "-S", "-X", "utf8")
     raise OSError(
-        ENOSYS, f"there is no Python: {sys.executable} is not, nor {embedded}"
+        ENOSYS, f"there is no Python: neither {sys.executable} nor {embedded} is one"
     )
 
 

@@ -336,7 +336,7 @@ def _range_of(request: bytes) -> tuple[Any, Any]:
     except (ValueError, TypeError, KeyError):
         raise ValueError(
             'can\'t read the request, expected {"start": ..., "end": ...};'
-            " use parse= for another"
+            " use parse= for another form"
         ) from None
 
 

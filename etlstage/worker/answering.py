@@ -22,7 +22,7 @@ from etlstage.worker.refusal import Refuse, Traces, reason_of
 __all__ = ("Answering",)
 
 _CAN_NOT: Final = (
-    "this worker ends: it can't refuse, as its supervisor gave it no marker err"
+    "this worker exits: it can't refuse, as its supervisor gave it no marker err"
     " (ETLSTAGE_ERR)"
 )
 

@@ -178,7 +178,7 @@ def run(
     try:
         worker = _Worker(dict(handlers), threads, options)
     except (ConfigError, OSError) as error:
-        complain(f"can't be a worker: {error}")
+        complain(f"can't start as a worker: {error}")
         sys.exit(2)
     # A thread that a handler blocks could keep the process alive, so end the process
     # without waiting for threads.
@@ -223,7 +223,9 @@ class _Worker:
     ) -> None:
         missing = [name for name in ("--uuid", "--endpoint") if name not in options]
         if missing:
-            raise ConfigError(f"{missing[0]} is missing: a supervisor has to start it")
+            raise ConfigError(
+                f"{missing[0]} is missing: a supervisor has to start this program"
+            )
         self._handlers = handlers
         self._session = _session(options["--protocol"])
         self._wire = _connected(options["--endpoint"])

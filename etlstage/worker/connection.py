@@ -30,6 +30,7 @@ from time import sleep
 from typing import Any, Final
 
 from etlstage.errors import InvalidMessage
+from etlstage.messages import counted
 from etlstage.protocol.base import SEND_EOF
 from etlstage.protocol.events import (
     Added,
@@ -117,8 +118,8 @@ class Connection:
             for event in events:
                 if isinstance(event, Noise):
                     complain(
-                        f"dropped the last {len(event.data)} bytes of input,"
-                        " which no EOM ends"
+                        f"dropped the last {counted(len(event.data), 'byte')} of the"
+                        " input: no EOM follows"
                     )
                 if isinstance(event, Failed):
                     # The session is dead: no event of this read can be answered.

@@ -56,7 +56,7 @@ class Function:
         if not isinstance(reply, Iterable):
             raise TypeError(
                 f"{self.name} returned {kind}, expected an iterable of bytes:"
-                " yield each message, or return a list; [] is no message"
+                " yield each message, or return a list; [] for none"
             )
 
     def check_only(self, outputs: Sized) -> None:
@@ -69,7 +69,7 @@ class Function:
         """
         if len(outputs) != 1:
             raise ValueError(
-                f"{self.name} gave {'many' if outputs else 'no'} messages,"
+                f"{self.name} gave {'several' if outputs else 'no'} messages,"
                 " expected exactly one: eop is eom"
             )
 
@@ -97,6 +97,6 @@ class Function:
         if reply is not None:
             raise TypeError(
                 f"{self.name} returned {type(reply).__name__}, expected None:"
-                " a load stage makes no messages"
+                " a load stage emits no messages"
             )
         return ()

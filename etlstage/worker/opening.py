@@ -50,7 +50,7 @@ def open_session(
     if markers.eop == markers.eom and not makes_one:
         _refuse(
             f"eop is eom ({escape(markers.eom)}), so each reply must be one message;"
-            " a load stage, and on_error='skip', have none: choose another eop"
+            " a load stage, and on_error='skip', give empty replies: choose another eop"
         )
     # Otherwise the worker would wait for ever, or fail at each message.
     asked = Mode(os.environ.get("ETLSTAGE_MODE", mode.value))
@@ -67,7 +67,7 @@ def open_session(
     if mode is not Mode.PLAIN and os.isatty(descriptors[0]):
         complain(
             "stdin is a terminal; normally a supervisor starts this program, see"
-            f" `etlstage run`. Type messages, each ends with {escape(markers.eom)};"
+            f" `etlstage run`. Type messages, each ended by {escape(markers.eom)};"
             " Ctrl-D ends the input"
         )
     protocol = MarkerProtocol(Side.WORKER, mode, markers, limits=_UNLIMITED)

@@ -63,7 +63,7 @@ class Rehearsal:
         if self._extracts:
             if not isinstance(asked, tuple):
                 raise TypeError(
-                    f"an extraction is asked by a tuple of arguments, got {asked!r:.80}"
+                    f"an extraction takes a tuple of arguments, got {asked!r:.80}"
                 )
             return
         messages: list[bytes] = []

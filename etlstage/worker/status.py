@@ -106,7 +106,7 @@ def open_status() -> Status | None:
         flags = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC
         status = Status(os.open(path, flags), float(heartbeat) if heartbeat else None)
     except (OSError, ValueError) as error:
-        complain(f"ETLSTAGE_STATUS and ETLSTAGE_HEARTBEAT: {error}")
+        complain(f"can't use ETLSTAGE_STATUS and ETLSTAGE_HEARTBEAT: {error}")
         return None
     folder, _, number = path.rpartition("/")
     if folder == "/dev/fd" and number.isdigit() and int(number) > 2:

@@ -112,7 +112,7 @@ def test_what_was_not_tried_is_one_line(etlstage: Etlstage) -> None:
     assert done.returncode == 1
     first, *_, others, last = done.stdout.splitlines()
     assert first.startswith("FAIL   answers: the worker ")
-    assert others == "-      22 others: 'answers' has failed"
+    assert others == "-      22 others not run: 'answers' has failed"
     assert last == "23 checks: 1 failed, 22 not applicable"
 
 
@@ -160,7 +160,7 @@ def test_worker_that_does_not_answer_is_shown_as_far_as_it_came(
     """The error names the missing marker, and its output is printed (issue 12)."""
     done = etlstage("try", "--timeout", "1", "--", "cat", given="one\n")
     assert done.returncode == 1
-    assert "without the marker eop '\\000' behind its reply" in done.stdout
+    assert "without the marker eop '\\000' after its reply" in done.stdout
     assert done.stdout.splitlines()[-1].endswith("stdout  one<EOM>")
 
 
@@ -186,7 +186,7 @@ def test_no_message_is_2(etlstage: Etlstage) -> None:
     """Empty input is wrong usage (issue 12)."""
     done = etlstage("try", "--", "cat", given="")
     assert done.returncode == 2
-    assert "there is no message to be tried" in done.stderr
+    assert "there is no message to try" in done.stderr
 
 
 def test_worker_with_sessions_is_asked_for_ranges() -> None:

@@ -47,7 +47,7 @@ def test_what_is_no_profile_is_named(etlstage: Etlstage, tmp_path: Path) -> None
     (tmp_path / "half.json").write_text("{")
     for name, text in (
         ("none.json", "none.json: no such file or directory"),
-        ("list.json", "list.json: expected an object of JSON"),
+        ("list.json", "list.json: expected a JSON object"),
         ("half.json", "half.json: expected JSON: Expecting property name"),
     ):
         result = etlstage("cocaine", "import", name, name)

@@ -228,8 +228,8 @@ def test_order_is_not_compared_where_none_is_promised(
 @pytest.mark.parametrize(
     ("engines", "error"),
     [
-        ("local", "--on needs two engines, as in local,spark, got 1: 'local'"),
-        ("a,b,c", "--on needs two engines, as in local,spark, got 3: 'a,b,c'"),
+        ("local", "--on needs two engines, as in A,B, got 1: 'local'"),
+        ("a,b,c", "--on needs two engines, as in A,B, got 3: 'a,b,c'"),
         ("local,locale", "--on: unknown engine 'locale' (did you mean 'local'?)"),
         (
             "local,streaming",

@@ -423,10 +423,10 @@ def test_raw_message_on_a_terminal(tmp_path: Path, forks: Forks) -> None:
     place = ".etlstage/letters/dead_letters/upper.jsonl"
     words = [forks.program, "dlq", "show", place, "zzz-1", "--raw"]
     shown = on_terminal(words, width=80, folder=tmp_path, env=environment(), given="n")
-    assert "as they are, though they may steer it?" in shown.text
+    assert "unescaped, though they may control it?" in shown.text
     assert "nothing was written" in shown.text
     shown = on_terminal([*words, "--yes"], width=80, folder=tmp_path, env=environment())
-    assert "steer" not in shown.text
+    assert "control it" not in shown.text
 
 
 def test_config_is_shown_where_it_differs(
@@ -521,7 +521,7 @@ def test_letter_as_json(etlstage: Etlstage) -> None:
     [
         ("nope", "there is no dead letter 'nope'; see 'etlstage dlq ls pipeline.yaml'"),
         ("", "there is no dead letter ''; see 'etlstage dlq ls pipeline.yaml'"),
-        ("ab", "several dead letters begin with 'ab': abd-1, abc-1, abd-1"),
+        ("ab", "the ids of several dead letters begin with 'ab': abd-1, abc-1, abd-1"),
     ],
 )
 @pytest.mark.usefixtures("state")

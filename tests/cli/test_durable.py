@@ -132,7 +132,7 @@ def test_letters_of_both_halves_are_listed_retried_and_dropped(
     done = etlstage("dlq", "retry", "p.yaml", "-q")
     passed, waits = done.stdout.splitlines()
     assert passed == "2 dead letters passed"
-    assert waits.endswith("etlstage run p.yaml --only-behind translate loads it")
+    assert waits.endswith("to load them: etlstage run p.yaml --only-behind translate")
     assert "no dead letters" in etlstage("dlq", "ls", "p.yaml").stdout
     assert "1 message waits" in etlstage("state", "show", "p.yaml").stdout
     done = etlstage("run", "p.yaml", "--only-behind", "translate")
@@ -167,7 +167,7 @@ def test_reset_forgets_what_waits(etlstage: Etlstage, tmp_path: Path) -> None:
     etlstage("run", "p.yaml", "-q", "--only-before", "translate")
     assert "100 messages wait" in etlstage("state", "show", "p.yaml").stdout
     done = etlstage("state", "reset", "p.yaml", "--yes")
-    assert done.stdout == "the next run begins from the beginning\n"
+    assert done.stdout == "the next run starts from the beginning\n"
     done = etlstage("run", "p.yaml")
     assert "edge translate -> polish: 100 appended, 100 read, 0 wait" in done.stdout
     assert loaded(tmp_path) == sorted(str(n) for n in range(100))

@@ -77,7 +77,7 @@ def test_faults_are_refused_where_no_one_wants_them(
     """Nothing is started; ``validate`` accepts the file."""
     result = etlstage(command, faulty)
     assert result.returncode == 2
-    assert "faults are for etlstage run --faults" in result.stderr
+    assert "faults are only for etlstage run --faults" in result.stderr
     assert "pipeline.yaml:8:3: " in result.stderr
     assert etlstage("validate", faulty).returncode == 0
 
@@ -126,7 +126,7 @@ def test_worker_that_connects_has_faults_of_its_own(
     result = etlstage("run", pipeline, "--faults")
     assert result.returncode == 2
     first, second = re.findall(r"pipeline.yaml:\d+:\d+: (faults.*)", result.stderr)
-    what = "extra_eop is about markers, which dialect cocaine has not"
+    what = "extra_eop needs markers, which dialect cocaine does not have"
     assert first == f"faults[1].kind: {what}"
-    what = "revoke is about a connection, which dialect marker has not"
+    what = "revoke needs a connection, which dialect marker does not have"
     assert second == f"faults[2].kind: {what}"

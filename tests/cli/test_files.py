@@ -125,7 +125,7 @@ def test_what_files_can_not(etlstage: Etlstage, pipeline: Path) -> None:
     (pipeline / "p.yaml").write_text(text)
     said = etlstage("validate", "p.yaml").stderr
     for stage in ("extract", "load"):
-        assert f"can't be spark: the end of stage {stage} is for engine local" in said
+        assert f"can't be spark: the end of stage {stage} is only for engine" in said
     wrong = (
         text.replace('header: "true"', 'header: "maybe", inferSchema: "true"')
         .replace("path: out", "path: s3://b/out")
@@ -135,9 +135,9 @@ def test_what_files_can_not(etlstage: Etlstage, pipeline: Path) -> None:
     said = etlstage("validate", "p.yaml").stderr
     for line in (
         "extract.files.options.header: expected true or false",
-        "extract.files.options.inferSchema: is none of files, expected header or sep",
-        "load.files.path: is not of this machine: Spark's end reads others",
-        "load.files.schema: type variant of column 'n' is for Spark's end alone",
+        "extract.files.options.inferSchema: is not an option of files, expected header",
+        "load.files.path: is not on this machine: use Spark's end for such paths",
+        "load.files.schema: type variant of column 'n' is only for Spark's end",
     ):
         assert line in said
     csv = PIPELINE.format(more="").replace(
@@ -149,7 +149,7 @@ def test_what_files_can_not(etlstage: Etlstage, pipeline: Path) -> None:
     assert "load.files.partition_by: leaves no column for the files themselves" in said
     (pipeline / "p.yaml").write_text(csv.replace(", partition_by: [a]", ""))
     said = etlstage("validate", "p.yaml").stderr
-    assert "load.files.format: csv has no cells for column 'a', array<int>" in said
+    assert "load.files.format: csv can't hold column 'a', array<int>" in said
 
 
 def test_rows_of_a_test(etlstage: Etlstage, pipeline: Path) -> None:
@@ -177,7 +177,9 @@ def test_ends_that_can_not_be_compared(etlstage: Etlstage, pipeline: Path) -> No
     )
     (pipeline / "p.yaml").write_text(text)
     done = etlstage("diff", "p.yaml", "--on", "files,spark")
-    assert "p.yaml:4:10: the extract stage is a worker: only of rows" in done.stderr
+    assert (
+        "p.yaml:4:10: the extract stage is a worker: only ends for rows" in done.stderr
+    )
 
 
 @pytest.mark.spark

@@ -76,11 +76,11 @@ def test_failure_is_shown_kept_and_dropped(etlstage: Etlstage, tmp_path: Path) -
     first, passed, last = mended.stdout.splitlines()
     assert first.startswith("fixed: it ")
     assert passed == (
-        "passed: answers, protocol. Not asked: outputs, JSON, idempotent, order-free,"
+        "passed: answers, protocol. Not checked: outputs, JSON, idempotent, order-free,"
         " stateless, model"
     )
     assert last.startswith("tried 20 cases, ")
-    assert etlstage("replay").stdout == "no case in .etlstage/failures\n"
+    assert etlstage("replay").stdout == "no cases in .etlstage/failures\n"
 
 
 def test_model_is_found_beside_the_worker(etlstage: Etlstage, tmp_path: Path) -> None:
@@ -347,8 +347,8 @@ def test_pipeline_without_a_stage(
     result = etlstage(command, "pipeline.yaml")
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr == (
-        "etlstage: error: pipeline.yaml is a pipeline: name by --stage NAME one of its"
-        " stages, extract, upper or load\n"
+        "etlstage: error: pipeline.yaml is a pipeline: choose one of its stages by"
+        " --stage NAME: extract, upper or load\n"
     )
     assert pipeline.parent == tmp_path
     assert not (tmp_path / ".etlstage").exists()

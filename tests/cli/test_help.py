@@ -18,7 +18,7 @@ def test_topics_are_listed_by_group(capsys: pytest.CaptureFixture[str]) -> None:
     assert list_topics() == 0
     lines = capsys.readouterr().out.splitlines()
     groups = [line for line in lines if not line.startswith("  ")]
-    assert groups == [*GROUPS.values(), "show one: etlstage help TOPIC"]
+    assert groups == [*GROUPS.values(), "to show one: etlstage help TOPIC"]
     listed = [line.split()[0] for line in lines if line.startswith("  ")]
     pages = [path for path in PAGES if DOCS in path.parents and path.parent != DOCS]
     assert sorted(listed) == sorted(path.stem for path in pages)

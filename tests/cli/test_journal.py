@@ -184,9 +184,9 @@ def test_unknown_journal_is_named(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"did you mean 'orders/part-000'"):
         run("journal", "cat", str(folder), "--journal", "orders/part-00")
     for none in (folder / "none", folder / "spec.json"):
-        with pytest.raises(ConfigError, match="no set of journals is there"):
+        with pytest.raises(ConfigError, match="there is no set of journals"):
             run("journal", "ls", str(none))
-    with pytest.raises(ConfigError, match="expected 12 hexadecimal digits"):
+    with pytest.raises(ConfigError, match="expected 12 lower-case hexadecimal digits"):
         run("journal", "cat", str(folder), "--producer", "birds")
 
 

@@ -59,7 +59,7 @@ def test_anything_else_is_not_found(server: MetricsServer) -> None:
     answer = get(server, "/etc/passwd")
     assert (answer.status_code, answer.text) == (
         404,
-        "there are /metrics, /live and /ready\n",
+        "available paths: /metrics, /live and /ready\n",
     )
 
 
@@ -73,7 +73,9 @@ def test_address_that_is_none(address: str) -> None:
 def test_address_that_is_taken(server: MetricsServer) -> None:
     """The error comes before the run begins."""
     port = server.url.rpartition(":")[2].partition("/")[0]
-    with pytest.raises(ConfigError, match=f"--metrics {port}: can't be listened on"):
+    with pytest.raises(
+        ConfigError, match=f"--metrics {port}: can't listen on this address"
+    ):
         MetricsServer(port)
 
 

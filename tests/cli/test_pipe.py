@@ -167,7 +167,7 @@ def test_reader_that_has_seen_enough_ends_it(filtered: Filter) -> None:
         err = process.stderr.read().decode()
         assert process.wait(60) == 1
         process.stdin.close()
-    assert "stdout was closed by what reads it, after 1 message" in err
+    assert "stdout was closed by its reader, after 1 message" in err
     assert "Traceback" not in err
 
 

@@ -117,7 +117,7 @@ def test_folder_in_place_of_a_recording(recordings: Path, etlstage: Etlstage) ->
     )
     for path in recordings.iterdir():
         path.unlink()
-    assert etlstage("replay", "recordings").stderr.endswith("and it has none\n")
+    assert etlstage("replay", "recordings").stderr.endswith("but it has none\n")
 
 
 def test_recordings_of_another_run_are_not_mixed(

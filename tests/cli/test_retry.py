@@ -70,7 +70,7 @@ def test_retry(etlstage: Etlstage, tmp_path: Path) -> None:
     again = etlstage("dlq", "retry", "pipeline.yaml", "-q")
     assert (again.returncode, again.stdout) == (
         1,
-        f"1 dead letter passed, 1 failed again, 1 new dead letter further on\n{SEE}",
+        f"1 dead letter passed, 1 failed again, 1 new dead letter in later stages\n{SEE}",
     )
     (kept, one, attempts), (new, two, _) = listed(etlstage)
     assert (one, two, attempts) == ("one", "two", 2)
@@ -151,12 +151,12 @@ def test_superseded_letters_are_left_out(etlstage: Etlstage, tmp_path: Path) -> 
     again = etlstage("dlq", "retry", "pipeline.yaml", "-q")
     assert again.returncode == 0
     assert again.stdout == (
-        f"2 dead letters are left out: their output was overwritten by run {run}, or never"
+        f"2 dead letters are skipped: their output was overwritten by run {run}, or never"
         " written;"
         " 'etlstage dlq drop' removes them\n2 dead letters passed\n"
     )
     nothing = etlstage("dlq", "retry", "pipeline.yaml", old[0], "-q")
-    assert nothing.stdout.startswith("1 dead letter is left out: their output")
+    assert nothing.stdout.startswith("1 dead letter is skipped: their output")
     assert "nothing to retry" in nothing.stdout
 
 
@@ -175,7 +175,7 @@ def test_retry_that_can_not_be(
     failed.write_text(PIPELINE.replace("name: one", "name: won"))
     result = etlstage("dlq", "retry", "pipeline.yaml")
     assert result.returncode == 2
-    assert "has no stage 'one' (did you mean 'won'?), of which" in result.stderr
+    assert "has no stage 'one' (did you mean 'won'?), but there are" in result.stderr
 
 
 @pytest.mark.usefixtures("failed")
@@ -295,7 +295,7 @@ def test_damaged_input_is_left_out(
     again = etlstage("dlq", "retry", "pipeline.yaml")
     assert again.returncode == 2
     assert again.stderr == (
-        "etlstage: error: 1 dead letter is damage in the input, which no stage can"
+        "etlstage: error: 1 dead letter is damaged input, which no stage can"
         " process: 'etlstage dlq export --raw' writes it, 'etlstage dlq drop' removes"
         " it\n"
     )

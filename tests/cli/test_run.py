@@ -160,7 +160,7 @@ def test_part_of_a_load_that_counts_as_a_whole(
     assert (result.returncode, result.stderr) == (
         2,
         (
-            "etlstage: error: p.yaml:3:11: delivery exactly-once is for the whole input,"
+            "etlstage: error: p.yaml:3:11: delivery exactly-once needs the whole input,"
             " which --limit cuts; add --set delivery=at-least-once, or --until to load"
             " nothing\n"
         ),
@@ -392,7 +392,7 @@ def test_signal_leaves_what_only_waits_to_the_next_run(
     os.killpg(process.pid, signal.SIGTERM)
     out, err = process.communicate()
     assert process.returncode == 4, err
-    assert re.search(r"draining: [\d,]+ messages under way, those that wait for", err)
+    assert re.search(r"draining: [\d,]+ messages in progress, those waiting are", err)
     report = json.loads((tmp_path / "r.json").read_text())
     _, clean, load = report["stages"]
     assert (report["status"], load["done"]) == ("drained", 0)
@@ -544,7 +544,9 @@ def test_mismatches_by_name(etlstage: Etlstage, pipeline: Path, tmp_path: Path) 
     pipeline.write_text(text.replace(", on_mis", "\n    on_mis"))
     result = etlstage("run", pipeline, "--report", "r.json")
     assert result.returncode == 0
-    assert "upper: not as expected: 1 by outputs, 1 by schema\n" in result.stdout
+    assert (
+        "upper: replies not as expected: 1 by outputs, 1 by schema\n" in result.stdout
+    )
     assert result.stdout.splitlines()[0].split()[6] == "mismatched"
     report = json.loads((tmp_path / "r.json").read_text())
     found = [stage["mismatches"] for stage in report["stages"]]

@@ -118,7 +118,7 @@ def test_all_shards_are_reset(
     monkeypatch.setattr(commands, "confirm", asked.append)
     assert run("reset", tmp_path / "leases.db") == 0
     (question,) = asked
-    assert "of 4 shards (1 of them with an owner), so that all records" in question
+    assert "of 4 shards (1 with an owner), so that all records" in question
     assert leases.read() == []
     assert run("ls", tmp_path / "leases.db") == 0
     assert "no shards" in capsys.readouterr().out
@@ -138,7 +138,7 @@ def test_places_without_leases(tmp_path: Path) -> None:
         "name: p\nextract: {worker: {command: [seq, '3']}}\n"
         "load: {worker: {command: [cat]}}\n"
     )
-    with pytest.raises(ConfigError, match="there is no key load"):
+    with pytest.raises(ConfigError, match="has neither the key load"):
         run("ls", tmp_path / "p.yaml")
 
 

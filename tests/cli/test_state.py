@@ -92,7 +92,7 @@ def test_show_what_is_stored(state: Path, capsys: pytest.CaptureFixture[str]) ->
     ("position", "over", "text"),
     [
         (17, False, "ended at a position"),
-        (None, False, "ended, its load is not over"),
+        (None, False, "ended, its load is not complete"),
         (None, True, "completed"),
     ],
 )
@@ -221,4 +221,4 @@ def test_state_of_a_pipeline(etlstage: Etlstage, pipeline: Path) -> None:
         pass
     result = etlstage("state", "reset", "pipeline.yaml", given="n\n")
     assert result.returncode == 1
-    assert "so that the next run begins from the beginning? [y/N]" in result.stdout
+    assert "so that the next run starts from the beginning? [y/N]" in result.stdout

@@ -174,7 +174,7 @@ async def test_worker_that_calls_itself_otherwise_is_reported() -> None:
     async with AsyncSupervisor(made) as supervisor:
         with pytest.raises(StageFailed) as failed:
             await supervisor.ask(b"x", timeout=10)
-    said = "exited with status 0; a client connected under another name"
+    said = "exited with status 0 (a client connected under another name)"
     assert said in str(failed.value)
 
 
@@ -183,7 +183,7 @@ async def test_worker_that_calls_itself_otherwise_is_reported() -> None:
     [
         ("import sys; sys.exit(3)", "exited with status 3"),
         ("import sys; sys.stdin.read()", "exited with status 0"),
-        ("import time; time.sleep(60)", "it did not connect with a handshake"),
+        ("import time; time.sleep(60)", "it did not connect and send a handshake"),
     ],
     ids=["exits", "reads stdin", "never connects"],
 )
@@ -202,7 +202,7 @@ async def test_worker_that_does_not_connect_may_speak_markers(
         with pytest.raises(StageFailed) as failed:
             await supervisor.ask(b"x", timeout=10)
     assert fate in str(failed.value)
-    hint = "it never connected: leave dialect out if it reads its stdin"
+    hint = "it never connected: omit dialect if it reads its stdin"
     assert str(failed.value).count(hint) >= 1
 
 

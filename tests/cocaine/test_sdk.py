@@ -208,7 +208,7 @@ def test_worker_alone_shows_what_is_missing() -> None:
     """A user who starts it by hand learns that a supervisor has to."""
     done = subprocess.run(COMMAND, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "--uuid is missing: a supervisor has to start it" in done.stderr
+    assert "--uuid is missing: a supervisor has to start this program" in done.stderr
 
 
 def test_without_msgpack_it_shows_what_to_install() -> None:

@@ -59,8 +59,14 @@ def test_tests_in_the_file_and_beside_it(tmp_path: Path) -> None:
         ),
         ("stage: clean", "needs the key input"),
         ("stage: extract, input: [a]", "input: an extract stage takes no messages"),
-        ("input_rows: ['{}']", "input_rows: needs a DataFrame to extract"),
-        ("output_rows: ['{}']", "output_rows: needs a DataFrame to load"),
+        (
+            "input_rows: ['{}']",
+            "input_rows: needs an extract stage that reads a DataFrame or files",
+        ),
+        (
+            "output_rows: ['{}']",
+            "output_rows: needs a load stage that writes a DataFrame or files",
+        ),
         (
             "input: [{regex: a}]",
             "input[0].regex: unknown key, expected one of text, json,",
@@ -80,11 +86,14 @@ def test_tests_in_the_file_and_beside_it(tmp_path: Path) -> None:
             "output[0]: expected text, or a mapping with one",
         ),
         ("output: a", "output: expected a list, got 'a'"),
-        ("input: [[a]], output: [a]", "input: needs a stage: batches are of one stage"),
-        ("output: [[a]]", "output: needs an input of as many batches"),
+        (
+            "input: [[a]], output: [a]",
+            "input: needs a stage: batches are for one stage",
+        ),
+        ("output: [[a]]", "output: needs an input with as many batches"),
         (
             "stage: clean, input: [[a]], output: [[a], [b]]",
-            "output: expected as many batches as the input has, 1, got 2",
+            "output: expected as many batches as the input has (1), got 2",
         ),
         (
             "dead_letters: [{reason: '('}]",
@@ -118,7 +127,10 @@ def test_frames_need_rows(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         load(path)
     assert [p.split(": ", 1)[1] for p in caught.value.problems] == [
-        "tests[0]: needs the key input_rows: the extract stage is a DataFrame"
+        (
+            "tests[0]: needs the key input_rows: the extract stage reads a DataFrame or"
+            " files"
+        )
     ]
 
 

@@ -91,11 +91,11 @@ def test_what_is_wrong_with_it(installed: Path) -> None:
         "p.yaml:4:16: load.lines.paht: unknown key (did you mean 'path'?)",
     ]
     assert error_of(installed, f"{FILE}engine: spark\n").splitlines() == [
-        "p.yaml:5:9: engine: can't be spark: the end of stage extract is for engine local",
-        "p.yaml:5:9: engine: can't be spark: the end of stage load is for engine local",
+        "p.yaml:5:9: engine: can't be spark: the end of stage extract is only for engine local",
+        "p.yaml:5:9: engine: can't be spark: the end of stage load is only for engine local",
     ]
     once = error_of(installed, f"{FILE}delivery: exactly-once\n")
-    assert "exactly-once needs an end that loads an epoch once" in once
+    assert "exactly-once needs an end that loads each epoch once" in once
     both = FILE.replace(
         "{lines: {path: out.txt}", "{lines: {path: o}, spark: {path: n}"
     )

@@ -44,7 +44,7 @@ def test_file_may_have_all_that_can_be_done_from_outside() -> None:
         ),
         (
             "{stage: extract, kind: kill}",
-            "pipeline.yaml:6:13: faults[0].stage: is a DataFrame: there is no worker",
+            "pipeline.yaml:6:13: faults[0].stage: has no worker that could have faults",
         ),
         ("{stage: upper, kind: spin}", "6:26: faults[0].kind: unknown kind 'spin'"),
         (

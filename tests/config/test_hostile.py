@@ -97,7 +97,7 @@ def test_many_unknown_keys(tmp_path: Path) -> None:
         problems = read(tmp_path / "p.yaml")
     assert compare.call_count <= 20
     assert len(problems) == 21
-    assert problems[-1].endswith("unknown key, like 979 others")
+    assert problems[-1].endswith("unknown key, and 979 more")
 
 
 @pytest.mark.parametrize(

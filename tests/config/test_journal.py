@@ -53,14 +53,14 @@ def test_plan_shows_where_messages_come_from_and_go(folder: Path) -> None:
     assert extract.about == [
         ("path", f"{folder}/in"),
         ("reader", "r"),
-        ("from", "beginning, without a position"),
-        ("end", "ends where there is no more"),
+        ("from", "beginning, if no position is stored"),
+        ("end", "ends once all was read"),
     ]
     assert load_.about == [
         ("path", f"{folder}/out"),
         ("partitions", "2"),
         ("journal", "by /id, modulo"),
-        ("keep", "7d; a reader may have 1GiB unread"),
+        ("keep", "7d; up to 1GiB unread by a reader"),
     ]
     assert found.edges[0].how == f"journals on disk in {folder}/in, one run in memory"
     assert "at least once" in dict(found.about)["delivery"]
@@ -106,7 +106,7 @@ def test_it_is_built(folder: Path, start: str) -> None:
         ("path: in", "path: https://h/a/", "extract.journal.path: is 'https://h/a/'"),
         ("key: /id", "key: id", "load.journal.key: "),
         ("r}}", "r}, every: 1s}", "is not for journals: use journal.follow"),
-        ("name: p", "name: p\nengine: spark", "the end of stage extract is for engine"),
+        ("name: p", "name: p\nengine: spark", "the end of stage extract is only for"),
         ("name: p", "name: p\ndelivery: exactly-once", "exactly-once needs state"),
     ],
 )

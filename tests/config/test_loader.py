@@ -92,8 +92,8 @@ load:
     assert errors_of(path, content) == [
         ("pipeline.yaml:2:9: engine: unknown engine 'sparc' (did you mean 'spark'?)"),
         (
-            "pipeline.yaml:3:11: delivery: 'at-most-once' is not in this version,"
-            " expected 'at-least-once' or 'exactly-once'"
+            "pipeline.yaml:3:11: delivery: 'at-most-once' is not supported by this"
+            " version, expected 'at-least-once' or 'exactly-once'"
         ),
         "pipeline.yaml:4:1: sparc: unknown key (did you mean 'spark'?)",
         "pipeline.yaml:6:34: extract.spark.table: can't be used together with path",
@@ -103,7 +103,7 @@ load:
         ),
         "pipeline.yaml:6:68: extract.spark.options.a: expected text, got a list",
         "pipeline.yaml:7:3: extract.dialect: only valid with `worker`",
-        "pipeline.yaml:10:5: transform[0].name: duplicate key, first written in line 9",
+        "pipeline.yaml:10:5: transform[0].name: duplicate key, first written on line 9",
         (
             "pipeline.yaml:12:16: transform[0].worker.command: expected a list such as"
             " [python, clean.py], got 'python clean.py'"
@@ -113,8 +113,8 @@ load:
             " ETLSTAGE_NOPE is not set; set it or write ${ETLSTAGE_NOPE:-default}"
         ),
         (
-            "pipeline.yaml:13:42: transform[0].worker.env['C=']: is not a name for a"
-            " variable"
+            "pipeline.yaml:13:42: transform[0].worker.env['C=']: is not a valid name"
+            " for a variable"
         ),
         "pipeline.yaml:14:14: transform[0].workers: expected 1 or more, got '0'",
         (
@@ -171,7 +171,7 @@ load:
         (
             MINIMAL.replace("papers", "../etc"),
             (
-                "1:7: name: expected a name of up to 64 letters, digits, blanks, dots,"
+                "1:7: name: expected a name of up to 64 letters, digits, spaces, dots,"
                 " dashes and underscores, got '../etc'"
             ),
         ),
@@ -203,7 +203,7 @@ load:
         ),
         (
             MINIMAL.replace("[cat]", r'["a\0"]'),
-            "3:27: load.worker.command[0]: can't hold a NUL byte",
+            "3:27: load.worker.command[0]: can't contain a NUL byte",
         ),
         (
             MINIMAL.replace("[cat]}", "[cat]}, spark: {}"),
@@ -222,7 +222,10 @@ load:
         ),
         (
             MINIMAL.replace("extract: {", "extract: {offsets: {by: worker}, "),
-            "2:11: extract.offsets: needs dialect: {mode: cyclic}, a worker that is asked",
+            (
+                "2:11: extract.offsets: needs dialect: {mode: cyclic}, a worker that"
+                " answers requests"
+            ),
         ),
         (
             MINIMAL.replace("extract: {", "extract: {timeout: {heartbeat: 1s}, "),
@@ -353,7 +356,7 @@ def test_problem_of_a_worker(path: Path, keys: str, error: str) -> None:
         ("on_error: {retries: -1}", "on_error.retries: expected 0 or more, got '-1'"),
         (
             "on_error: {then: skip}",
-            "on_error.then: unknown end of a message 'skip', expected 'dead_letter' or",
+            "on_error.then: unknown outcome 'skip', expected 'dead_letter' or",
         ),
         (
             "on_error: {budget: some}",
@@ -396,7 +399,7 @@ def test_key_of_the_source_is_for_the_first_stage_alone(path: Path) -> None:
     load(path)
     assert error_of(path, FRAMES % (", key: id", "", ", order: key", "")) == (
         "3:79: transform[1].order: needs a key, a JSON pointer such as /id: only the"
-        " first stage behind the source can take the source's"
+        " first stage after the source can use the source's"
     )
 
 
@@ -603,8 +606,8 @@ EXACTLY = (
             FRAME,
             [
                 (
-                    "extract.worker: needs offsets by supervisor with engine spark:"
-                    " Spark may ask for a part of the data again"
+                    "extract.worker: needs offsets: {by: supervisor} with engine"
+                    " spark: Spark may request a part of the data again"
                 )
             ],
         ),
@@ -615,8 +618,8 @@ EXACTLY = (
             FRAME,
             [
                 (
-                    "extract.worker: needs dialect: {mode: cyclic} and offsets by"
-                    " supervisor with engine streaming"
+                    "extract.worker: needs dialect: {mode: cyclic} and offsets: {by:"
+                    " supervisor} with engine streaming"
                 )
             ],
         ),
@@ -627,8 +630,8 @@ EXACTLY = (
             FRAME,
             [
                 (
-                    "delivery: exactly-once needs state, a folder where it is recorded"
-                    " what was loaded"
+                    "delivery: exactly-once needs state, a folder that records what"
+                    " was loaded"
                 ),
                 "extract.every: is only for a worker on engine local, or for engine streaming",
             ],
@@ -662,9 +665,9 @@ EXACTLY = (
             [
                 (
                     "delivery: exactly-once needs load.spark.options with url and"
-                    " dbtable; it needs a session with a JVM of its own for a database:"
-                    " over Spark Connect there is no transaction; use spark.master; it"
-                    " needs state, a folder where it is recorded what was loaded"
+                    " dbtable; it needs a session with its own JVM for a database:"
+                    " Spark Connect has no transactions; use spark.master; it needs state,"
+                    " a folder that records what was loaded"
                 )
             ],
         ),
@@ -682,11 +685,11 @@ EXACTLY = (
             "spark: {path: 's3a://out'}",
             [
                 (
-                    "delivery: exactly-once needs a path of this machine, where an epoch"
-                    " can be renamed, such as that of a file system that is mounted; it"
-                    " needs state, a folder where it is recorded what was loaded; it"
-                    " needs positions from which extraction can go on: use dialect:"
-                    " {mode: cyclic} and offsets by supervisor"
+                    "delivery: exactly-once needs a path on this machine, where an epoch"
+                    " can be renamed, such as that of a mounted file system; it needs"
+                    " state, a folder that records what was loaded; it needs positions"
+                    " from which extraction can resume: use dialect: {mode: cyclic} and"
+                    " offsets: {by: supervisor}"
                 ),
             ],
         ),
@@ -697,13 +700,12 @@ EXACTLY = (
             "spark: {path: 's3a://out', format: delta, mode: overwrite}",
             [
                 (
-                    f"delivery: {EXACTLY}; it needs a path of this machine, where an"
-                    " epoch can be renamed, such as that of a file system that is"
-                    " mounted"
+                    f"delivery: {EXACTLY}; it needs a path on this machine, where an"
+                    " epoch can be renamed, such as that of a mounted file system"
                 ),
                 (
-                    "load.spark.mode: can't be overwrite with engine streaming, but for"
-                    " a path of this machine or a table: a stream adds to what is there"
+                    "load.spark.mode: can't be overwrite with engine streaming and a"
+                    " path on another machine: a stream adds to existing output"
                 ),
             ],
         ),
@@ -798,7 +800,7 @@ def test_rule_about_what_could_not_be_read_is_silent(path: Path) -> None:
         load(path)
     problems = [problem.partition(": ")[2] for problem in caught.value.problems]
     key = "needs a key, a JSON pointer such as /id"
-    first = "only the first stage behind the source can take the source's"
+    first = "only the first stage after the source can use the source's"
     assert problems == [
         "extract.dialect.mode: unknown mode 'cyclc' (did you mean 'cyclic'?)",
         f"transform[0].order: {key}, or extract.spark.key",

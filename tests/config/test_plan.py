@@ -126,20 +126,20 @@ def test_frames(tmp_path: Path) -> None:
         ),
     ]
     assert [about(plan(tmp_path, text).parts[-1])["epoch"] for text in epochs] == [
-        "the whole run, which is not cut",
-        "a batch of the stream, which is not cut",
-        f"{said} of extract; what stages make of a message is not cut",
+        "the whole run, undivided",
+        "a batch of the stream, undivided",
+        f"{said} of extract; outputs of the same message are not divided",
         said,
         (
-            f"{said}, but what comes of a range of 1,000 offsets of extract, which can't be"
-            " cut: for smaller epochs set extract.offsets.step"
+            f"{said}, but the messages from a range of 1,000 offsets of extract can't"
+            " be divided: for smaller epochs set extract.offsets.step"
         ),
     ]
     worker = EPOCHS + "  epoch: {messages: 10, bytes: 1MiB}\n"
     for text, most in ((EPOCHS, said), (worker, "10 messages or 1MiB")):
         assert about(plan(tmp_path, text).parts[-1])["epoch"] == (
-            f"{most}, but what comes of a range of 1,000 offsets of extract, which can't"
-            " be cut: for smaller epochs set extract.offsets.step"
+            f"{most}, but the messages from a range of 1,000 offsets of extract can't"
+            " be divided: for smaller epochs set extract.offsets.step"
         )
     tables = WORKERS.replace('worker: {command: [seq, "3"]}', "spark: {table: t}")
     assert plan(tmp_path, tables).parts[0].what == "Spark from table t"
@@ -197,57 +197,59 @@ CYCLIC = WORKERS.replace(
     [
         (
             WORKERS,
-            "at least once: a run that is repeated reads all again, and may load",
+            "at least once: a run that is repeated reads everything again, and may load",
         ),
         (
             "state: s\n" + CYCLIC,
             "at least once: a run that is repeated resumes after what is known to be",
         ),
-        (CYCLIC, "at least once: a run that is repeated reads all again"),
+        (CYCLIC, "at least once: a run that is repeated reads everything again"),
         (
             frames(mode="overwrite"),
             (
-                "at least once: a run that is repeated reads all again, and replaces what"
-                " was loaded"
+                "at least once: a run that is repeated reads everything again, and"
+                " replaces what was loaded"
             ),
         ),
         (
             frames(mode="error"),
             (
-                "at least once: a run that is repeated reads all again, and is refused"
-                " while there is output"
+                "at least once: a run that is repeated reads everything again, and is"
+                " refused if there is output"
             ),
         ),
         (
             frames("spark"),
             (
-                "at least once: a run that is repeated reads all again, and may load some"
-                " messages twice; nothing is loaded of a run that fails before"
+                "at least once: a run that is repeated reads everything again, and may"
+                " load some messages twice; a run that fails before loading loads"
+                " nothing"
             ),
         ),
         (
             "engine: spark\n" + WORKERS,
             (
-                "at least once: a run that is repeated reads all again, and may load some"
-                " messages twice; a load task that is retried may have loaded some already"
+                "at least once: a run that is repeated reads everything again, and may"
+                " load some messages twice; a load task that is retried may have loaded"
+                " some already"
             ),
         ),
         (
             frames(more="delivery: exactly-once\nstate: s").replace(
                 "path: out", "format: jdbc, options: {url: u, dbtable: t}"
             ),
-            "exactly once: an epoch is added in one transaction, with its record",
+            "exactly once: an epoch and its record are added in one transaction;",
         ),
         (
             frames("streaming", more="delivery: exactly-once"),
             (
-                "exactly once: files of a batch are moved into the path behind its record;"
-                " those of one that has none are removed"
+                "exactly once: files of a batch are moved into the path once it is"
+                " recorded; those of an unrecorded one are removed"
             ),
         ),
         (
             frames("streaming").replace("path: out", "path: out, format: Parquet"),
-            "at least once: files of a batch are moved into the path behind its record",
+            "at least once: files of a batch are moved into the path once it is",
         ),
         (
             frames("streaming").replace("path: out", "path: 's3a://b/out'"),
@@ -280,15 +282,15 @@ load:
         # 1 + 128 + 3 * (16 + 8) + 128 + 2 + 8, and what 4 workers write to stderr
         (
             WORKERS,
-            "up to 340 MiB; where they are longer, a message (up",
+            "up to 340 MiB; plus a long message (up",
         ),
         # 1 + 128 + 2 + 8 + 2 * 128, and stderr
         (frames(), "up to 396 MiB, beside Spark's"),
-        (frames("spark"), "up to 212 MiB in each task of Spark's"),
+        (frames("spark"), "up to 212 MiB in each Spark task"),
         # 1 + 3 * (128 + 2 + 8 + 100), and stderr
         (
             SHARDS,
-            "up to 716 MiB; where",
+            "up to 716 MiB; plus",
         ),
     ],
 )
@@ -375,11 +377,11 @@ def test_durable_edges(tmp_path: Path) -> None:
     ]
     assert [edge.how for edge in made.edges][1:] == [
         (
-            "4 journals on disk, by /id, modulo; kept for 7d, up to 20GiB unread;"
-            f" in {tmp_path}/s/edge-one/journals"
+            "4 journals on disk, by /id, modulo; messages kept for 7d, up to 20GiB"
+            f" unread; in {tmp_path}/s/edge-one/journals"
         ),
         (
-            "1 journal on disk; kept until they are loaded;"
+            "1 journal on disk; messages kept until they are loaded;"
             f" in {tmp_path}/s/edge-two/journals"
         ),
     ]

@@ -267,7 +267,7 @@ SECRET = "hunter2"  # noqa: S105
         (
             MINIMAL.replace("{worker: {command: [cat]}}", '{spark: {path: "${S}"}}'),
             (
-                "load.spark.path: what is there exists already: remove it, or set mode to"
+                "load.spark.path: the output exists already: remove it, or set mode to"
                 " append or overwrite"
             ),
         ),
@@ -312,7 +312,9 @@ def test_what_can_not_be_sent_to_executors(
         + '  archives: ["tools.tar.gz#tools", "bin/x.zip#clean.py", "no #1/a.zip#b"]\n'
     )
     there = "there is no file"
-    twice = "has the name of spark.files[0]: on the executors all are in one folder"
+    twice = (
+        "has the same name as spark.files[0]: on the executors all are in one folder"
+    )
     assert errors_of(path, content) == [
         f"spark.files[1]: {there} nope.py",
         "spark.files[2]: there is no such file",
@@ -350,10 +352,10 @@ def test_folder_that_can_not_be_made(
     (path.parent / "file").write_text("")
     below = content.replace("PATH", "file/out")
     (error,) = errors_of(path, below)
-    assert error == f"{loc}: can't make file/out: file is not a folder"
+    assert error == f"{loc}: can't create file/out: file is not a folder"
     assert errors_of(path, below, loads=False) == []
     monkeypatch.setenv("S", "file/out")
-    hidden = "can't be made, or written to; not shown, as it may be a secret"
+    hidden = "can't be created or written to; not shown, as it may be a secret"
     assert errors_of(path, content.replace("PATH", '"${S}"')) == [f"{loc}: {hidden}"]
     assert errors_of(path, content.replace("PATH", "new/out")) == []
     access = os.access
@@ -361,7 +363,7 @@ def test_folder_that_can_not_be_made(
         os, "access", lambda path, mode: not mode & os.W_OK and access(path, mode)
     )
     (error,) = errors_of(path, content.replace("PATH", "out"))
-    assert error.startswith(f"{loc}: can't make out: ")
+    assert error.startswith(f"{loc}: can't create out: ")
     assert error.endswith(" can't be written to")
 
 
@@ -397,8 +399,8 @@ def test_relative_jar_is_seen_from_where_spark_starts(
     assert errors_of(path, with_jars("postgresql.jar, file:postgresql.jar")) == []
     (error,) = errors_of(path, with_jars("beside.jar"))
     assert error == (
-        "spark.config['spark.jars']: there is no file started/beside.jar; a relative path"
-        " is seen from where etlstage is started"
+        "spark.config['spark.jars']: there is no file started/beside.jar; relative paths"
+        " are resolved from where etlstage is started"
     )
     (error,) = errors_of(path, with_jars("postgres.jar"))
     assert error.endswith("started/postgres.jar (did you mean 'postgresql.jar'?)")

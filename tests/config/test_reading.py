@@ -126,7 +126,7 @@ def test_aliases_repeat_what_they_name(path: Path) -> None:
         ),
         (
             "a: 1\na: 2\n",
-            "pipeline.yaml:2:1: a: duplicate key, first written in line 1",
+            "pipeline.yaml:2:1: a: duplicate key, first written on line 1",
         ),
         ("a: !x 1\n", "pipeline.yaml:1:4: a: tag !x is not supported"),
         ("? [1]\n: 2\n", "pipeline.yaml:1:3: a key can't be a list"),
@@ -291,7 +291,7 @@ def test_single_values(path: Path, value: str, data: object) -> None:
         ("a..b=1", "a..b: expected a place and a value"),
         ("a[b=1", "a[b: expected a place and a value"),
         ("[0]=1", "[0]: the file is a mapping"),
-        ("b.c=1", "b.c: b has no item of the name 'c'; write b[0]"),
+        ("b.c=1", "b.c: b has no item named 'c'; write b[0]"),
         ("d[0].e=1", "d[0].e: there is no d"),
         ("ba[0].e=1", "ba[0].e: there is no ba (did you mean 'b'?)"),
         ("b[1].c=1", "b[1].c: b has 1 item, counted from 0"),
@@ -318,7 +318,7 @@ def test_single_value_by_name(path: Path) -> None:
         ]
     }
     assert problems_of(path, "t: [{name: clean}, {}, x]\n", values=["t.claen.c=3"]) == [
-        "--set t.claen.c: t has no item of the name 'claen' (did you mean 'clean'?)"
+        "--set t.claen.c: t has no item named 'claen' (did you mean 'clean'?)"
     ]
 
 
@@ -339,10 +339,10 @@ def test_items_with_names_become_one(path: Path) -> None:
 @pytest.mark.parametrize(
     ("over", "dropped"),
     [
-        ("t: [{c: 2}]\n", "a, one without a name"),
-        ("t: [{name: a}, {name: a}]\n", "one without a name"),
-        ("t: [{name: d}]\n", "a, one without a name"),
-        ("t: [b]\n", "a, one without a name"),
+        ("t: [{c: 2}]\n", "a, an item without a name"),
+        ("t: [{name: a}, {name: a}]\n", "an item without a name"),
+        ("t: [{name: d}]\n", "a, an item without a name"),
+        ("t: [b]\n", "a, an item without a name"),
     ],
 )
 def test_what_an_overlay_drops_is_reported(path: Path, over: str, dropped: str) -> None:
@@ -353,16 +353,17 @@ def test_what_an_overlay_drops_is_reported(path: Path, over: str, dropped: str) 
     read(path, Changes([path.parent / "o.yaml"], warn=warnings.append))
     (warning,) = warnings
     assert warning.replace(f"{path.parent}/", "") == (
-        f"o.yaml:2:4: t: replaces the whole list, without {dropped}; items with the"
-        " names of those below are laid over them"
+        f"o.yaml:2:4: t: replaces the whole list, dropping {dropped}; lists are"
+        " merged by name if all items have names and at least one of the names exists"
+        " already"
     )
 
 
 def test_half_of_a_character(path: Path) -> None:
     """A lone surrogate can't be part of a name, or be printed (issue 23)."""
     assert problems_of(path, '"\\ud800": 1\nb: "\\ud800"\n') == [
-        "pipeline.yaml:1:1: a key holds half of a character",
-        "pipeline.yaml:2:4: b: is not text: it holds half of a character",
+        "pipeline.yaml:1:1: a key contains a lone surrogate",
+        "pipeline.yaml:2:4: b: is not text: it contains a lone surrogate",
     ]
 
 

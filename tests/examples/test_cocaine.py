@@ -43,4 +43,4 @@ async def test_worker_is_a_stage_too(folder: Path) -> None:
         answered, refused = await supervisor.submit([b"a b c", b" "])
     assert answered.outputs == (b"c b a",)
     assert isinstance(refused.error, WorkerRefusal)
-    assert refused.error.reason == "there is no word in it"
+    assert refused.error.reason == "it contains no words"

@@ -213,4 +213,4 @@ def test_shell_worker_refuses_markers_that_it_cannot_speak(
     worker = start(language, name, "/dev/null", markers=markers)
 
     assert worker.finish() == (b"", 2)
-    assert f"{name}.sh: can't speak other markers" in worker.stderr
+    assert f"{name}.sh: only the default markers" in worker.stderr

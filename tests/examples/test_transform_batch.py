@@ -155,7 +155,7 @@ def test_shell_worker_refuses_an_eob_that_it_cannot_speak(
     worker = start(language, "transform_batch", markers=Markers(eob=b"|"))
 
     assert worker.finish() == (b"", 2)
-    assert "transform_batch.sh: can't speak other markers" in worker.stderr
+    assert "transform_batch.sh: only the default markers" in worker.stderr
 
 
 # --- The worker drives: it asks for one more message with BNC ------------------------

@@ -121,8 +121,8 @@ async def test_line_break_does_not_make_two_rows_of_text(
     with pytest.raises(SinkFailed) as caught:
         await load(tmp_path / "o", run, **settings)
     assert str(caught.value).endswith(
-        f": message 2 is the first, {why}, and would be two rows of format text; json,"
-        " csv and parquet keep it one; nothing of epoch 1 is loaded"
+        f": message 2 is the first, {why}, and would become two rows in format text;"
+        " json, csv and parquet keep it as one row; nothing of epoch 1 is loaded"
     )
     letters = DeadLetters(tmp_path / "state", pipeline="p")
     policy = ErrorPolicy(then="dead_letter", budget=ErrorBudget())
@@ -226,7 +226,7 @@ async def test_column_that_is_always_null_is_reported(tmp_path: Path) -> None:
     """At the end, once (issue 23)."""
     run, schema = [b'{"a":1,"b":null}', b'{"a":2,"b":null}'], "a int, b int"
     sink = await load(tmp_path / "o", run, schema=schema)
-    assert sink.landed().endswith("; column b is null in all rows loaded, 2")
+    assert sink.landed().endswith("; column b is null in all rows loaded (2)")
     assert sink.output() == ("parquet", str(tmp_path / "o"))
 
 

@@ -199,7 +199,7 @@ def test_committed_bytes_that_are_others(gateway: Gateway) -> None:
     """If the broker's checksum is of other bytes, the append is in doubt."""
     with opened(gateway) as journals:
         gateway.faults["PUT"].append("other")
-        with pytest.raises(AppendInDoubt, match="committed other bytes"):
+        with pytest.raises(AppendInDoubt, match="committed bytes other than"):
             publisher(journals).publish_committed({"k": 1})
 
 
@@ -282,14 +282,14 @@ def test_what_a_broker_does_not_have_is_refused(gateway: Gateway) -> None:
             journals.read_committed("billing")
         with pytest.raises(JournalError, match="no index of times"):
             journals.read_committed(start=1.0)
-        with pytest.raises(JournalError, match="are made there"):
+        with pytest.raises(JournalError, match="are created at the broker"):
             journals.add_partitions(1)
         with pytest.raises(JournalError, match="does not show its segments"):
             journals.log(PART)
         assert journals.trim() == {}
     of_folders: list[dict[str, Any]] = [{"keep": "read"}, {"limit": "1GiB"}]
     for setting in of_folders:
-        with pytest.raises(ConfigError, match="is of a folder, not of a broker"):
+        with pytest.raises(ConfigError, match="applies to a folder, not to a broker"):
             opened(gateway, **setting)
 
 

@@ -367,7 +367,7 @@ def test_folder_that_is_no_set(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(JournalError, match="not a set of journals, and not empty"):
         Journals.open(tmp_path)
-    with pytest.raises(JournalError, match="no set of journals is there"):
+    with pytest.raises(JournalError, match="there is no set of journals"):
         Journals.open(tmp_path / "none", create=False)
     assert not (tmp_path / "none").exists()
 

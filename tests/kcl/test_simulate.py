@@ -293,7 +293,7 @@ async def test_shards_that_are_merged(tmp_path: Path) -> None:
     begun = found.index("2  > initialize shardId-000000000002 from TRIM_HORIZON")
     assert found.index("0  < status shardEnded") < begun
     assert found.index("1  < status shardEnded") < begun
-    with pytest.raises(ConfigError, match="no shard is processed beside"):
+    with pytest.raises(ConfigError, match="no shard other than"):
         await told(tmp_path, SDK, Fault(FaultKind.MERGE_SHARDS))
 
 
@@ -307,7 +307,8 @@ async def test_children_of_a_shard_that_did_not_end(tmp_path: Path) -> None:
     found = await told(tmp_path, source, fault, well=False)
     assert any("FAIL the processor answered shardEnded without" in f for f in found)
     assert found[-2:] == [
-        f"not begun: shardId-{n:012} behind shardId-{0:012}" for n in (1, 2)
+        f"not started: shardId-{n:012}, no checkpoint at the end of shardId-{0:012}"
+        for n in (1, 2)
     ]
 
 
@@ -317,7 +318,7 @@ async def test_shard_that_begins_again_for_ever(
     """It ends with an error: a fault like this needs a number."""
     fault = Fault(FaultKind.RESTART, Moment.CHECKPOINT, data=b"1")
     monkeypatch.setattr("etlstage.testing.kcl_daemon._STARTS", 3)
-    with pytest.raises(ConfigError, match="was begun 3 times; give a number"):
+    with pytest.raises(ConfigError, match="was started 3 times; set number"):
         await told(tmp_path, SDK, fault)
 
 

@@ -138,7 +138,7 @@ async def test_death_at_the_end_of_a_shard(tmp_path: Path) -> None:
     assert isinstance(error, NotCommitted)
     assert str(error).endswith(
         " was killed by SIGKILL and had not committed 2 messages that it had answered;"
-        " the next run gives them again"
+        " the next run delivers them again"
     )
 
 
@@ -190,10 +190,8 @@ async def test_processor_that_never_checkpoints(tmp_path: Path) -> None:
 
     assert effects.read_text().split() == ["1", "2", "3"]
     for result in results:
-        assert "3 records (3 bytes) are not covered by a checkpoint 0.2 s" in str(
-            result.error
-        )
-        assert "max_uncommitted was reached" in str(result.error)
+        assert "3 records (3 bytes) without a checkpoint 0.2 s" in str(result.error)
+        assert "or max_uncommitted_bytes was reached" in str(result.error)
 
 
 TWICE = """\
@@ -234,7 +232,7 @@ while True:
         ("at once", "with no action in flight, expected one for each action; is a"),
         (
             "unread",
-            "an answer to what it had not read yet, expected one for each; is a",
+            "an answer to an action that it had not read yet, expected one for each",
         ),
     ],
 )

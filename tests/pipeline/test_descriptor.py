@@ -142,7 +142,7 @@ async def test_message_with_a_separator_is_not_written_as_two(
     """A worker's marker may differ, but the reader only has the separator."""
     sink = DescriptorSink(pipe[1].fileno())
     await sink.write([b"a"])
-    with pytest.raises(SinkFailed, match=r"message 3 has the separator b'\\n' in it"):
+    with pytest.raises(SinkFailed, match=r"message 3 contains the separator b'\\n'"):
         await sink.write([b"b", b"c\nd"])
     assert (sink.account.received, sink.account.done) == (3, 1)
 
@@ -166,7 +166,7 @@ async def test_reader_that_is_gone_ends_the_run(
     sink = DescriptorSink(into.fileno())
     await sink.write([b"a"])
     out.close()
-    with pytest.raises(SinkFailed, match="stdout was closed by what reads it, after 1"):
+    with pytest.raises(SinkFailed, match="stdout was closed by its reader, after 1"):
         await sink.write([b"b"])
 
 

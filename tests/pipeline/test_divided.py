@@ -643,7 +643,7 @@ async def test_pipeline_is_cut_in_python_as_in_a_file(tmp_path: Path) -> None:
         ({"two": {}, "on": {}}, r"no stage 'on' \(did you mean 'one'\?\)"),
         (
             {"one": {"partitions": 2}},
-            "stage one: durable.partitions several journals can't keep order total",
+            "stage one: durable.partitions: several journals can't keep order total",
         ),
     ],
 )

@@ -639,7 +639,7 @@ async def test_position_of_another_set_is_refused(tmp_path: Path) -> None:
         name="p", source=source, sink=MemorySink(), delivery=Delivery(state)
     ).run()
     assert isinstance(report.error, SourceFailed)
-    assert "it is not the one that was read" in str(report.error)
+    assert "it is not the journal that was read" in str(report.error)
 
 
 async def test_set_of_other_messages_is_refused(tmp_path: Path) -> None:
@@ -648,7 +648,7 @@ async def test_set_of_other_messages_is_refused(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").touch()
     for sink, text in (
-        (JournalSink(tmp_path / "json"), "its content type is application/x-ndjson"),
+        (JournalSink(tmp_path / "json"), "their content type is application/x-ndjson"),
         (JournalSink(tmp_path / "json", partitions=3), "it has 1 partitions, not 3"),
         (JournalSink(tmp_path / "other"), "it is not a set of journals"),
     ):

@@ -204,7 +204,7 @@ async def test_worker_that_is_behind_what_it_gave() -> None:
 
     with pytest.raises(
         SourceFailed,
-        match="stage e: the latest offset is 7, but 8 was reached before: 'etlstage"
+        match="stage e: the latest offset is 7, but 8 was reached before: use 'etlstage"
         " state reset' to read from the beginning",
     ):
         await play(source)
@@ -213,9 +213,9 @@ async def test_worker_that_is_behind_what_it_gave() -> None:
 @pytest.mark.parametrize(
     ("behaviour", "found"),
     [
-        (("rounds", ""), "the worker gave 0 messages, expected one"),
-        (("rounds", "5 6"), "the worker gave 2 messages, expected one"),
-        (("rounds", "five"), "the worker gave no number, expected one"),
+        (("rounds", ""), "with 0 messages, expected one"),
+        (("rounds", "5 6"), "with 2 messages, expected one"),
+        (("rounds", "five"), "with no number, expected one"),
         (("exits", 3), "exited with status 3"),
     ],
 )
@@ -229,8 +229,8 @@ async def test_worker_that_can_not_report_the_latest_offset(
         await play(source)
 
     assert found in str(caught.value)
-    assert 'asked {"offsets": "latest"}' in str(caught.value)
-    assert "give end, or have the worker answer this request" in str(caught.value)
+    assert 'request {"offsets": "latest"}' in str(caught.value)
+    assert "set end, or have the worker answer this request" in str(caught.value)
 
 
 async def test_source_may_be_left_in_the_middle_of_a_round() -> None:

@@ -331,8 +331,8 @@ def test_message_that_lacks_what_a_framing_asks(
     """The error names the message's type and the framing."""
     with pytest.raises(
         NotFrameable,
-        match=r"^CsvRecord can't be framed as application/x-protobuf-fixed: it is no"
-        " ProtoFrameable, which has",
+        match=r"^CsvRecord can't be framed as application/x-protobuf-fixed: it is not"
+        " a ProtoFrameable, which has",
     ):
         act(FixedFraming())
 

@@ -172,7 +172,7 @@ async def test_replay_of_another_iterator_is_not_waited_for() -> None:
 
     first, second = iterator(), iterator()
     await anext(first)
-    with pytest.raises(ReplayFailed, match="another iterator's"):
+    with pytest.raises(ReplayFailed, match="belongs to another iterator"):
         await anext(second)
 
 
@@ -250,7 +250,8 @@ def test_bytes_left_out_within_a_frame() -> None:
     with pytest.raises(UnexpectedEnd) as caught:
         next(messages)
     assert str(caught.value) == (
-        "framing.Unmarshal(offset 24): unexpected EOF: the journal goes on at offset 500"
+        "framing.Unmarshal(offset 24): unexpected EOF: the journal continues at offset"
+        " 500"
     )
     assert (caught.value.journal, caught.value.framing) == ("a", FIXED)
     assert [one.begin for one in messages] == [500]

@@ -318,7 +318,7 @@ def test_replay_that_is_not_wanted_is_refused(act: str) -> None:
     """With nothing to dequeue, with a span held in the ring, or during a replay."""
 
     def replay(sequencer: Sequencer) -> None:
-        with pytest.raises(LocalProtocolError, match="no replay is to be started"):
+        with pytest.raises(LocalProtocolError, match="there is no replay to start"):
             sequencer.replay_range() if act != "start" else sequencer.start_replay([])
 
     replay(Sequencer())

@@ -237,7 +237,9 @@ def test_message_may_write_its_own_line() -> None:
 )
 def test_message_that_lacks_what_text_asks(framing: Any, protocol: str) -> None:  # noqa: ANN401
     """The error names the message's type and the framing."""
-    expected = f"^Opaque can't be framed as {framing.content_type}: it is no {protocol}"
+    expected = (
+        f"^Opaque can't be framed as {framing.content_type}: it is not a {protocol}"
+    )
     with pytest.raises(NotFrameable, match=expected):
         framing.marshal(Opaque(), BytesIO())
     with pytest.raises(NotFrameable, match=expected):
@@ -301,9 +303,9 @@ class Fields:
         (b"a\rb\n", [["a\rb"]]),
         (b"\r\na\n", [["a"]]),
         (b'x,a"b\ny\n', ['bare " in non-quoted field 2', ["y"]]),
-        (b'x,"a"b\ny\n', ['text behind the closing " of field 2', ["y"]]),
+        (b'x,"a"b\ny\n', ['text after the closing " of field 2', ["y"]]),
         (b'x,"a\nb\n', ['no closing " of field 2']),
-        (b'"a\nb"c\ny\n', ['text behind the closing " of field 1', ["y"]]),
+        (b'"a\nb"c\ny\n', ['text after the closing " of field 1', ["y"]]),
         (b"a,b\nc\nd,e\n",
          [["a", "b"], "wrong number of fields: 1, expected 2 as in the first record",
           ["d", "e"]]),

@@ -181,7 +181,7 @@ def test_many_unknown_keys_are_reported_in_one_line() -> None:
     with pytest.raises(Invalid) as caught:
         section.read({f"key{i}": 1 for i in range(1000)})
     assert len(caught.value.problems) == 21
-    assert caught.value.problems[-1].text == "unknown key, like 979 others"
+    assert caught.value.problems[-1].text == "unknown key, and 979 more"
 
 
 def test_key_that_has_moved() -> None:

@@ -22,7 +22,7 @@ def test_words_are_guessed() -> None:
     assert problems == [
         "unknown fruit 'aple' (did you mean 'apple'?)",
         "unknown fruit 'kiwi', expected 'apple' or 'pear'",
-        "'plum' is not in this version, expected 'apple' or 'pear'",
+        "'plum' is not supported by this version, expected 'apple' or 'pear'",
         "unknown fruit 5, expected 'apple' or 'pear'",
     ]
 

@@ -74,12 +74,12 @@ def test_arrival(value: str, milliseconds: int | None) -> None:
     [
         (
             {"n": 1},
-            "there is no partition key at /user; correct it, or filter such rows",
+            "there is no partition key at /user; correct it, or filter out such rows",
         ),
         ({"user": None, "n": 1}, "there is no partition key at /user; correct it"),
         (
             {"user": "x" * 257, "n": 1},
-            "its partition key is 257 characters, expected 1",
+            "its partition key is 257 characters long, expected 1",
         ),
         (
             {"user": 1, "n": None},
@@ -88,7 +88,7 @@ def test_arrival(value: str, milliseconds: int | None) -> None:
         ({"user": 1, "n": "x" * 99}, f'is "{"x" * 39}..., expected a decimal'),
         (
             {"user": 1, "n": 4},
-            "its sequence number is 4, expected more than 4 before it; sort the",
+            "its sequence number is 4, expected more than 4, that of the record",
         ),
     ],
 )
@@ -135,5 +135,5 @@ def test_number_of_a_position(position: object, number: int) -> None:
 def test_longest_partition_key() -> None:
     """Kinesis allows 256 characters."""
     assert wrong_key("x" * 256) == ""
-    text = "its partition key is 257 characters, expected 1 to 256"
+    text = "its partition key is 257 characters long, expected 1 to 256"
     assert wrong_key("x" * 257) == text

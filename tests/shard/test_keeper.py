@@ -656,7 +656,9 @@ def test_second_runner_of_a_name_is_refused() -> None:
     second = world.begin("blue")
     world.go_on(FAILOVER)
 
-    assert "runner 'blue' is running: s0 was renewed by blue/0" in second.refused
+    assert (
+        "runner 'blue' is already running: s0 was renewed by blue/0" in second.refused
+    )
     assert list(first.workers) == ["s0"]
 
 

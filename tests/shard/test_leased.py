@@ -666,7 +666,7 @@ async def test_worker_that_never_commits_is_named() -> None:
     with capture_logs() as logs:
         (report,) = await run_all(runner(MemoryLeases(), processors, sink=sink))
     assert report.status == "failed"
-    (log,) = (log for log in logs if "committed nothing" in log["event"])
+    (log,) = (log for log in logs if "has not committed any" in log["event"])
     assert log["worker"] == "shardId-000000000000-1"
     assert log["messages"] == 3
 
@@ -683,7 +683,7 @@ async def test_key_that_is_too_long_is_refused_before_it_is_given() -> None:
     table, processors = MemoryLeases(), Processors()
     (report,) = await run_all(runner(table, processors, source=LongKeys()))
     assert isinstance(report.error, InvalidMessage)
-    assert "row 1: its partition key is 300 characters, expected 1 to 256" in str(
+    assert "row 1: its partition key is 300 characters long, expected 1 to 256" in str(
         report.error
     )
     assert processors.done == {}
@@ -725,14 +725,14 @@ async def test_name_that_another_runner_has() -> None:
     assert [report.status for report in reports] == ["failed", "done"]
     (error,) = (report.error for report in reports if report.error is not None)
     assert isinstance(error, StateUnusable)
-    assert "runner 'a' is running" in str(error)
+    assert "runner 'a' is already running" in str(error)
 
 
 def test_table_of_other_shards_is_refused(tmp_path: Path) -> None:
     """The error names the difference; nothing is written."""
     path = tmp_path / "leases"
     SQLiteLeases(path, "app", made={"count": 8, "input": "x"}).close()
-    with pytest.raises(ConfigError, match="of shards with count 8, found count 4: set"):
+    with pytest.raises(ConfigError, match="for shards with count 8, found count 4:"):
         SQLiteLeases(path, "app", made={"count": 4, "input": "x"})
     with sqlite3.connect(path) as base:
         (made,) = base.execute("select made from etlstage_leases_layout").fetchone()

@@ -83,14 +83,14 @@ def test_shard_ends_meanwhile(
 
 
 @pytest.mark.parametrize(
-    ("owner", "why"), [("b/1", "gone to b/1"), (None, "gone to no runner")]
+    ("owner", "why"), [("b/1", "belongs to b/1"), (None, "belongs to no runner")]
 )
 def test_shard_goes_to_another_meanwhile(owner: str | None, why: str) -> None:
     """Release and take don't apply to a new owner; a reset does to any owner."""
     gone = ONE._replace(owner=owner, counter=8)
     for change in (release, take):
         leases = Moving(ONE, gone)
-        with pytest.raises(ConfigError, match=f"shard s has just {why}"):
+        with pytest.raises(ConfigError, match=f"has just changed owner and now {why}"):
             change(leases, "s")
         assert leases.read() == [gone]
     leases = Moving(ONE, gone, MOVED._replace(owner="b/1", counter=9))

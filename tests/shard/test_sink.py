@@ -249,7 +249,7 @@ def test_numbers_are_never_used_again(tmp_path: Path) -> None:
         ),
         (
             '{"format": 1, "made": {"count": 4}, "positions": {}, "next": 1}',
-            "are of shards with count 4, found count 2: set it as it was",
+            "are for shards with count 4, found count 2: set it back, or remove",
         ),
     ],
 )

@@ -231,7 +231,7 @@ def test_table_that_is_not_ours_is_refused(tmp_path: Path) -> None:
 def test_name_that_can_not_be_kept(tmp_path: Path) -> None:
     """A name with a line end can't be stored, as it would be read as two."""
     table = SQLiteLeases(tmp_path / "leases", "app")
-    with pytest.raises(ConfigError, match="can't hold a line end"):
+    with pytest.raises(ConfigError, match="can't contain a line end"):
         table.add([Lease("a\nb")])
     table.close()
 

@@ -188,7 +188,8 @@ def test_dead_letter_of_another_message() -> None:
     """A letter's place must be that of its message, and occur once."""
     said = found(scenario(), b"a", b"A", letters=[letter(b"b", 0)])
     assert (
-        said == "stage t: b'b' is dead-lettered as number 0, where it was given [b'a']"
+        said
+        == "stage t: b'b' is dead-lettered as number 0, where the stage was given [b'a']"
     )
     both = [letter(b"a", 0), letter(b"a", 0)]
     said = found(scenario(), b"b", b"B", letters=both)

@@ -117,7 +117,7 @@ async def skip(_: MemoryDeadLetters) -> None:
 PLANTED = {
     "a message is forgotten when its worker dies": (
         (dispatch, "judge", forget),
-        "the run was not over within 100 s",
+        "the run did not end within 100 s",
     ),
     "a message is not tried again": (
         (dispatch, "judge", blame),
@@ -279,7 +279,7 @@ LOADED_TWICE = {
     ),
     "accounts are forgotten": (
         ((Delivery, "next", uncounted),),
-        r"messages were extracted|where it was given \[\]",
+        r"messages were extracted|where the stage was given \[\]",
     ),
     "what a table has noted is not looked at": (
         ((Delivery, "adopt", lambda *_: None),),
@@ -300,7 +300,7 @@ def test_programs_commit_each_message_once() -> None:
 
 def test_message_that_is_blamed_for_the_process_of_another_is_found() -> None:
     """The process had other messages, one of which may have killed it (issue 26)."""
-    why = r"dead-lettered for a process that had \d messages"
+    why = r"dead-lettered because of a process that had \d messages"
     with (
         patch.object(dispatch, "judge", hurry),
         pytest.raises(SimulationFailed, match=why),
@@ -427,7 +427,7 @@ def test_both_ends_may_be_workers() -> None:
         ),
         (
             {"faults": {"clean": FaultPlan.of(Fault(FaultKind.STALL))}},
-            "the run was not over within 3600 s",
+            "the run did not end within 3600 s",
         ),
         (
             {"faults": {"clean": FaultPlan.of(Fault(FaultKind.GRANDCHILD))}},
@@ -557,7 +557,9 @@ def test_generator_that_is_left_behind_is_a_finding() -> None:
 
     with (
         patch.object(MemoryDeadLetters, "keep", leave),
-        pytest.raises(SimulationFailed, match=r"numbers .* was left in the middle"),
+        pytest.raises(
+            SimulationFailed, match=r"numbers .* was abandoned in the middle"
+        ),
     ):
         simulate(scenario(messages=[b"x"], fatal=None, may_fail=True), [0])
 
@@ -579,12 +581,12 @@ def test_failing_seed_has_its_story() -> None:
     """The story has the events in order, with virtual times, and is reproducible."""
     told = story()
     first, *lines = told.splitlines()
-    assert re.fullmatch(r"seed \d+: the run was not over within 100 s", first)
+    assert re.fullmatch(r"seed \d+: the run did not end within 100 s", first)
     assert lines[0].split()[:2] == ["0.000", "s"]
     assert any(": start 1" in line for line in lines)
     assert any(": fault " in line for line in lines)
     assert any("log: worker is restarted" in line for line in lines)
-    assert lines[-1].endswith("VIOLATION: the run was not over within 100 s")
+    assert lines[-1].endswith("VIOLATION: the run did not end within 100 s")
     assert story() == told
 
 

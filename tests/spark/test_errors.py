@@ -143,14 +143,14 @@ STACK = "\n\tat org.apache.spark.X.y(X.scala:1)\n\tat z\n"
         pytest.param(
             "[STREAM_FAILED] Query [id = 1] terminated with exception: Wrong basePath /b "
             "for the root path: file:/a/x SQLSTATE: XXKST\n=== Streaming Query ===\nI: q",
-            "the state is that of a stream from file:/a/x, not from /b: set that path, or "
+            "the state belongs to a stream from file:/a/x, not from /b: set that path, or "
             "another state",
             id="stream-from-elsewhere",
         ),
         pytest.param(
             "[UNABLE_TO_INFER_SCHEMA] Unable to infer schema for JSON. It must be "
             "specified manually. SQLSTATE: 42KD9",
-            "there is no file in the path that would tell the schema of JSON: set schema, "
+            "there is no file in the path to infer the schema of JSON from: set schema, "
             "as in 'id long, title string', or another path (UNABLE_TO_INFER_SCHEMA)",
             id="empty-folder",
         ),
@@ -185,7 +185,7 @@ STACK = "\n\tat org.apache.spark.X.y(X.scala:1)\n\tat z\n"
             "Please check environment variables PYSPARK_PYTHON and "
             "PYSPARK_DRIVER_PYTHON are correctly set.",
             "Spark's executors run Python 3.9, this is Python 3.12: set "
-            "spark.pyspark.python to a Python 3.12 of theirs",
+            "spark.pyspark.python to a Python 3.12 on the executors",
             id="other-python",
         ),
         pytest.param("", "RuntimeError", id="nothing"),
@@ -215,7 +215,7 @@ def test_jvm_that_has_ended_is_reported(raised: OSError) -> None:
 
     for error in (raised, Unknown()):
         text = explain(error, Path("/logs/spark.log"))
-        assert text == "the JVM of Spark has ended; Spark's log is /logs/spark.log"
+        assert text == "the JVM of Spark has exited; Spark's log is /logs/spark.log"
 
 
 @pytest.mark.parametrize(
@@ -228,10 +228,10 @@ def test_jvm_that_has_ended_is_reported(raised: OSError) -> None:
 def test_call_that_the_jvm_did_not_outlive(said: str) -> None:
     """A Py4J error without a trace means so; a trace has more (issue 14)."""
     text = explain(Py4JError(said), Path("/logs/spark.log"))
-    assert text == "the JVM of Spark has ended; Spark's log is /logs/spark.log"
+    assert text == "the JVM of Spark has exited; Spark's log is /logs/spark.log"
     traced = Py4JError(f"{said}.\n: java.lang.IllegalStateException: no{STACK}")
     assert "no" in explain(traced)
-    assert "ended" not in explain(traced)
+    assert "exited" not in explain(traced)
 
 
 def test_schema_that_the_jvm_did_not_outlive() -> None:
@@ -240,4 +240,4 @@ def test_schema_that_the_jvm_did_not_outlive() -> None:
     error = PySparkRuntimeError(
         errorClass="CANNOT_PARSE_DATATYPE", messageParameters={"msg": said}
     )
-    assert explain(error) == "the JVM of Spark has ended"
+    assert explain(error) == "the JVM of Spark has exited"

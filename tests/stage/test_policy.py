@@ -57,7 +57,7 @@ def test_budget(budget: ErrorBudget, failed: int, received: int, allowed: bool) 
         (ErrorBudget(share=0.125), "12.5%"),
         (ErrorBudget(count=1), "1 message"),
         (ErrorBudget(count=20, share=0.01), "20 messages and 1%"),
-        (ErrorBudget(), "no bound"),
+        (ErrorBudget(), "unlimited"),
     ],
 )
 def test_budget_as_errors_show_it(budget: ErrorBudget, text: str) -> None:
@@ -88,7 +88,7 @@ def test_budget_as_errors_show_it(budget: ErrorBudget, text: str) -> None:
         ),
         (
             lambda: ErrorPolicy(then="drop"),  # type: ignore[arg-type]
-            "on_error.then: unknown end of a message 'drop', expected 'dead_letter' or",
+            "on_error.then: unknown outcome 'drop', expected 'dead_letter' or",
         ),
         (
             lambda: ResourceLimits(memory=0),
@@ -163,7 +163,7 @@ def test_what_makes_no_sense_is_refused(make: Callable[[], object], text: str) -
 def test_no_bound_goes_with_any_end() -> None:
     """A caller that judges failures itself may remove the budget of any policy."""
     policy = replace(ErrorPolicy(then="fail"), budget=ErrorBudget())
-    assert (policy.then, str(policy.budget)) == ("fail", "no bound")
+    assert (policy.then, str(policy.budget)) == ("fail", "unlimited")
 
 
 def test_no_core_dump_is_a_limit() -> None:

@@ -213,7 +213,7 @@ async def drained(results: AsyncIterator[object]) -> None:
         pass
 
 
-ONE = "a single message goes into a list: [message]"
+ONE = "put a single message in a list: [message]"
 
 
 @pytest.mark.parametrize(

@@ -158,8 +158,8 @@ async def test_worker_that_never_commits_has_done_nothing() -> None:
 
     assert [type(result.error) for result in results] == [NotCommitted] * 10
     assert str(results[0].error) == (
-        "stage t: worker t-1 ended and had not committed 10 messages that it had"
-        " answered; the next run gives them again"
+        "stage t: worker t-1 exited and had not committed 10 messages that it had"
+        " answered; the next run delivers them again"
     )
 
 
@@ -381,7 +381,7 @@ async def load(committer: Committer, source: Numbers) -> Report:
 
 def test_one_worker_has_a_share() -> None:
     """Two would each commit positions that the other has not reached."""
-    with pytest.raises(ConfigError, match="one worker has all of its share"):
+    with pytest.raises(ConfigError, match="one worker gets its whole share"):
         stage(workers=2)
     several = Stage(name="t", worker=("toy",), workers=2)
     with pytest.raises(ValueError, match="expected one worker, found workers: 2"):

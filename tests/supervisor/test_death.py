@@ -227,8 +227,8 @@ async def test_worker_that_never_answers() -> None:
     for text in errors(results):
         assert re.search(
             story(
-                r"did not answer a message within 0.2 s: it wrote nothing;"
-                r" does it flush its output after each reply\?"
+                r"did not answer a message within 0.2 s \(timeout.message\): it wrote"
+                r" nothing; does it flush its output after each reply\?"
                 r" see: etlstage help write-a-worker",
                 run,
             ),
@@ -250,9 +250,9 @@ async def test_worker_that_writes_no_eop() -> None:
     assert outputs(results[:1]) == [(b"123456789",)]
     assert re.search(
         story(
-            "did not answer a message within 1.0 s: it wrote 6 bytes without the"
-            r" marker eop '\\000' behind its reply; if it answers each message with one,"
-            " set eop to eom",
+            r"did not answer a message within 1 s \(timeout.message\): it wrote 6 bytes"
+            r" without the marker eop '\\000' after its reply; if it answers each message"
+            " with one, set eop to eom",
             run,
         ),
         errors(results)[1],

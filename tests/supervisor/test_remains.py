@@ -296,8 +296,8 @@ async def test_plain_worker_whose_child_holds_the_pipe() -> None:
                 await collect(seen, supervisor.extract())
     assert seen == [b"one"]
     assert (
-        "exited with status 0, but what it had started held its stdout open for 0.2 s"
-        in told(caught.value)
+        "exited with status 0, but a process that it had started held its stdout"
+        " open for 0.2 s" in told(caught.value)
     )
     (child,) = (entry["line"].split()[1] for entry in logs if "line" in entry)
 

@@ -84,7 +84,9 @@ async def test_question_that_takes_too_long() -> None:
     """The worker goes on, and the next question is answered."""
     async with service() as supervisor:
         before = anyio.current_time()
-        with pytest.raises(TimeoutError, match=r"t: no result of the message within 2"):
+        with pytest.raises(
+            TimeoutError, match=r"t: no result for the message within 2"
+        ):
             await supervisor.ask(b"5", timeout=2)
         assert anyio.current_time() - before == pytest.approx(2)
         assert await supervisor.ask(b"1", timeout=9) == (b"1", b"slept")
@@ -146,8 +148,8 @@ async def test_too_many_messages_are_not_taken() -> None:
         with pytest.raises(Overloaded) as caught:
             await supervisor.submit([b"1", b"1"])
         assert str(caught.value) == (
-            "stage t: 3 messages pending, 2 more would be over max_pending (3);"
-            " try again later, raise it, or have more workers"
+            "stage t: 3 messages pending, 2 more would exceed max_pending (3);"
+            " try again later, raise it, or use more workers"
         )
         await anyio.sleep(5)
         await supervisor.ask(b"0")
@@ -174,7 +176,7 @@ async def test_stream_waits_for_no_limit() -> None:
 async def test_health_over_a_life() -> None:
     """From before the start until after the end (issue 11)."""
     supervisor = service()
-    assert supervisor.health == ("starting", "is not entered")
+    assert supervisor.health == ("starting", "has not been entered")
     async with supervisor:
         assert supervisor.health == ("ready", "")
     assert supervisor.health == ("failed", "the supervisor is closed")
@@ -220,7 +222,9 @@ def test_methods_are_refused_in_another_thread(backend: Backend) -> None:
     supervisor = service()
 
     def elsewhere() -> None:
-        with pytest.raises(InvalidState, match="another thread than that of its event"):
+        with pytest.raises(
+            InvalidState, match="used outside the thread of its event loop"
+        ):
             supervisor.scale(2)
         with pytest.raises(InvalidState, match=r"use anyio\.from_thread\.run\(\)"):
             anyio.run(supervisor.ask, b"1")
@@ -237,7 +241,7 @@ def test_methods_are_refused_in_another_thread(backend: Backend) -> None:
 def test_methods_are_refused_in_another_event_loop() -> None:
     """The supervisor's own loop is not running then, so callers would wait forever."""
     supervisor = service()
-    other = "outside the event loop that it was entered in; have all of it in one"
+    other = "outside the event loop that it was entered in; use it within one"
 
     async def serve(entered: asyncio.Event, left: asyncio.Event) -> None:
         async with supervisor:
@@ -445,7 +449,7 @@ async def test_progress_extends_a_deadline_up_to_a_limit() -> None:
             assert anyio.current_time() - began == pytest.approx(120, abs=1)
     told = [log for log in logs if log["event"] == "worker has not answered"]
     assert [log["seconds"] for log in told] == [52]
-    assert "reports progress" in told[0]["hint"]
+    assert "keeps reporting progress" in told[0]["hint"]
 
 
 async def test_progress_starts_no_deadline_while_we_do_not_read() -> None:
@@ -560,7 +564,7 @@ async def test_worker_that_does_not_answer_is_reported_once() -> None:
     assert silent[0].worker == "t-1"
     assert silent[0].seconds == pytest.approx(30)
     hint = (
-        "it wrote 3 bytes without the marker eop '\\000' behind its reply; if it answers"
+        "it wrote 3 bytes without the marker eop '\\000' after its reply; if it answers"
         " each message with one, set eop to eom"
     )
     assert silent[0].hint == hint

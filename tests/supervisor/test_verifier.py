@@ -307,5 +307,5 @@ async def test_fault_sends_the_stage_into_lock_step_once() -> None:
                     if isinstance(event, WorkerFailed):
                         causes.append(event.cause)
     assert set(causes) == {"pairing"}
-    told = [log["event"] for log in logs].count("stage goes on one message at a time")
+    told = [log["event"] for log in logs].count("stage continues one message at a time")
     assert told == 1

@@ -198,7 +198,7 @@ async def turn_forever() -> None:
     ("main", "why"),
     [
         (wait_forever, "all tasks wait for each other"),
-        (turn_forever, "tasks go on for ever, and no time passes"),
+        (turn_forever, "tasks keep running, but no time passes"),
     ],
 )
 def test_what_can_not_end_is_an_error(

@@ -142,7 +142,7 @@ async def test_error_has_for_how_long_nothing_came() -> None:
     """Each wait is bounded (issue 12)."""
     text = await failure(hostile(Fault(FaultKind.STALL)), b"a", timeout=0.5)
     assert text.startswith(
-        "the worker has 1 reply outstanding: for 0.5 seconds; it wrote nothing"
+        "the worker has 1 reply outstanding: timed out after 0.5 seconds; it wrote nothing"
     )
 
 
@@ -250,7 +250,8 @@ class TestScripted:
         async with WorkerUnderTest(stage, launch=ScriptedLaunch(script)) as worker:
             assert await worker.exchange([b"a"], cuts=BYTEWISE) == [Reply((b"A",))]
             with pytest.raises(
-                WorkerMisbehaved, match="has 2 replies outstanding: for 10 seconds"
+                WorkerMisbehaved,
+                match="has 2 replies outstanding: timed out after 10 seconds",
             ):
                 await worker.exchange([b"b", b"c", b"d"])
 

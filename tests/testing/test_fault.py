@@ -63,15 +63,15 @@ def test_size_is_that_of_the_kind_unless_it_is_given(
         ({"status": -9}, "fault: status must be 0 to 255, got -9"),
         (
             {"at": Moment.IDLE, "message": 3},
-            "fault: at idle there is no message; leave out message",
+            "fault: at idle there is no message; omit message",
         ),
         (
             {"at": Moment.END, "equals": b""},
-            "fault: at end there is no message; leave out equals",
+            "fault: at end there is no message; omit equals",
         ),
         (
             {"at": Moment.START, "contains": b"x"},
-            "fault: at start there is no message; leave out contains",
+            "fault: at start there is no message; omit contains",
         ),
     ],
 )

@@ -317,5 +317,7 @@ def test_dialect_without_faults_is_refused() -> None:
 
     launch = FaultyLaunch(launch_over_pipes, {"t": FaultPlan.of(Fault(FaultKind.KILL))})
     request = LaunchRequest(("x",), {}, stage="t", dialect=Other())
-    with pytest.raises(ConfigError, match="kill can't be done to dialect other, only"):
+    with pytest.raises(
+        ConfigError, match="kill is not available in dialect other, only"
+    ):
         launch(request)

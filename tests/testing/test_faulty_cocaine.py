@@ -304,12 +304,12 @@ def test_kind_that_the_dialect_does_not_know_is_refused() -> None:
     """The error states what the kind is about (issue 15)."""
     for dialect, about in (("cocaine", "markers"), ("marker", "a connection")):
         reasons = [unknown(kind, dialect) for kind in FaultKind if not kind.inside]
-        assert f"which dialect {dialect} has not" in "".join(reasons)
-        assert any(f"is about {about}" in reason for reason in reasons)
+        assert f"which dialect {dialect} does not have" in "".join(reasons)
+        assert any(f"needs {about}" in reason for reason in reasons)
     assert unknown(FaultKind.KILL, "cocaine") == ""
 
 
 async def test_launch_refuses_such_a_kind_before_it_starts_a_worker() -> None:
     """The error names the kind (issue 15)."""
-    with pytest.raises(ConfigError, match="fault extra_eop is about markers"):
+    with pytest.raises(ConfigError, match="fault extra_eop needs markers"):
         await account(Fault(FaultKind.EXTRA_EOP))

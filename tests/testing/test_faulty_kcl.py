@@ -118,7 +118,7 @@ FIRST: dict[str, Any] = {"message": 5, "start": 1}
         (Fault(FaultKind.STOP, **FIRST), "did not answer"),
         (Fault(FaultKind.SKIP, **FIRST), "did not answer"),
         (Fault(FaultKind.TWICE, **FIRST), "is a callback called twice?"),
-        (Fault(FaultKind.NEVER_READY, start=1), "no status for initialize"),
+        (Fault(FaultKind.NEVER_READY, start=1), "instead of its status for initialize"),
         (Fault(FaultKind.CLOSE_STDOUT, **FIRST), "SIGTERM"),
         (Fault(FaultKind.PAUSE, **FIRST, seconds=9), "did not answer"),
         (Fault(FaultKind.END_INPUT, number=2, start=1), "status 1"),
@@ -180,9 +180,9 @@ async def test_checkpoint_that_fails_is_not_stored() -> None:
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        (FaultKind.EXTRA_EOP, "is about markers, which dialect kcl has not"),
-        (FaultKind.REVOKE, "is about a connection, which dialect kcl has not"),
-        (FaultKind.SPLIT_SHARD, "can only be done by 'etlstage kcl simulate'"),
+        (FaultKind.EXTRA_EOP, "needs markers, which dialect kcl does not have"),
+        (FaultKind.REVOKE, "needs a connection, which dialect kcl does not have"),
+        (FaultKind.SPLIT_SHARD, "is only available in 'etlstage kcl simulate'"),
         (FaultKind.FAIL_CHECKPOINT, ""),
         (FaultKind.CLOSE_STDIN, ""),
     ],
@@ -190,7 +190,7 @@ async def test_checkpoint_that_fails_is_not_stored() -> None:
 def test_what_it_can_have(kind: FaultKind, reason: str) -> None:
     """Faults of shards can only be injected by ``etlstage kcl simulate``."""
     assert unknown(kind, "kcl").removeprefix(f"{kind} ") == reason
-    assert "which dialect marker has not" in unknown(
+    assert "which dialect marker does not have" in unknown(
         FaultKind.FAIL_CHECKPOINT, "marker"
     )
 
@@ -203,5 +203,5 @@ def test_moments() -> None:
         Fault(FaultKind.NO_RECORDS, Moment.CHECKPOINT)
     with pytest.raises(ConfigError, match="lose_lease can't happen at message"):
         Fault(FaultKind.LOSE_LEASE, Moment.MESSAGE)
-    with pytest.raises(ConfigError, match="leave out number"):
+    with pytest.raises(ConfigError, match="omit number"):
         Fault(FaultKind.KILL, number=3)

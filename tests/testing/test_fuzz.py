@@ -195,7 +195,7 @@ def test_what_was_not_asked_is_reported() -> None:
     refused = f"; refused {fuzzer._bench.refused} of {fuzzer._bench.replies}"
     assert 0 < fuzzer._bench.refused < fuzzer._bench.replies
     assert fuzzer.passed() == (
-        "answers, protocol, stateless. Not asked: outputs, JSON, idempotent,"
+        "answers, protocol, stateless. Not checked: outputs, JSON, idempotent,"
         f" order-free, model{refused}"
     )
 
@@ -222,7 +222,7 @@ def test_what_a_stage_promises_was_asked() -> None:
     contract = ReplyContract(outputs=1, where="true", order_free=True)
     fuzzer = fuzzer_of(w.each(w.refuses), expect=contract)
     assert fuzzer.passed() == (
-        "answers, protocol, outputs, order-free, where. Not asked: JSON, idempotent,"
+        "answers, protocol, outputs, order-free, where. Not checked: JSON, idempotent,"
         " stateless, model"
     )
 

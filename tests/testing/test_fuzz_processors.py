@@ -75,7 +75,7 @@ def search(*bugs: str, examples: int = 60) -> list[Found]:
             "ignores the end",
             FailureKind.HANGS,
             [Records(end="eof")],
-            "did not exit behind the end of its stdin",
+            "did not exit after the end of its stdin",
         ),
         (
             "exits badly",

@@ -135,5 +135,5 @@ def test_worker_without_replies_is_refused() -> None:
     plain = Recording(stage="s", kind=StageKind.EXTRACT, dialect=dialect)
     with pytest.raises(ConfigError, match="stage s: its worker has no replies"):
         inferred([plain])
-    with pytest.raises(ConfigError, match="no reply in what was recorded"):
+    with pytest.raises(ConfigError, match="no reply that is not a refusal"):
         inferred([recorded(b"a\n")])

@@ -154,7 +154,7 @@ def test_end() -> None:
     said = "the worker was killed by SIGKILL at the end of its input"
     assert found(ends_with(-9), A) == (FailureKind.CRASHES, said)
 
-    said = "the worker did not exit: for 10 seconds"
+    said = "the worker did not exit: timed out after 10 seconds"
     assert found(ignores_the_end, A) == (FailureKind.HANGS, said)
 
 

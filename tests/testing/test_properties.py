@@ -124,7 +124,9 @@ def test_worker_that_takes_too_long() -> None:
     def test_nothing(messages: list[bytes], replies: list[Reply]) -> None:
         raise AssertionError("unreachable: there is no reply")
 
-    with pytest.raises(WorkerMisbehaved, match=r"for 0\.01 seconds; it wrote nothing"):
+    with pytest.raises(
+        WorkerMisbehaved, match=r"after 0\.01 seconds; it wrote nothing"
+    ):
         test_nothing()
 
 
@@ -165,5 +167,5 @@ def test_reply_that_is_not_as_the_stage_expects() -> None:
         raise AssertionError
 
     good()
-    with pytest.raises(WorkerMisbehaved, match="number 2, that breaks expect"):
+    with pytest.raises(WorkerMisbehaved, match="number 2, which breaks expect"):
         bad()

@@ -121,7 +121,7 @@ async def test_long_conversation_is_cut_and_reported(tmp_path: Path) -> None:
         results = await supervisor.submit(MESSAGES)
     assert [result.outputs for result in results] == [(m.upper(),) for m in MESSAGES]
     recording = Recording.load(tmp_path / "clean-1.1.rec")
-    assert recording.cut == "the rest was left out for its size"
+    assert recording.cut == "the rest was omitted because of its size"
     assert len(recording.written(Channel.STDIN)) <= 50_000
 
 

@@ -129,7 +129,7 @@ def test_file_without_its_last_line_is_not_complete(path: Path) -> None:
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:-1]))
     found = Recording.load(path)
-    assert found.cut == "the file ends before the worker"
+    assert found.cut == "the file ends before the worker's exit"
     assert found.entries == RECORDING.entries
 
 

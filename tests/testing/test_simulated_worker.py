@@ -69,10 +69,10 @@ async def run(
     [
         (FaultKind.KILL, "was killed by SIGKILL"),
         (FaultKind.EXIT, "exited with status 1"),
-        (FaultKind.STALL, "did not answer a message within 1.0 s"),
-        (FaultKind.SPIN, "did not answer a message within 1.0 s"),
-        (FaultKind.STOP, "did not answer a message within 1.0 s"),
-        (FaultKind.SKIP, "did not answer a message within 1.0 s"),
+        (FaultKind.STALL, "did not answer a message within 1 s"),
+        (FaultKind.SPIN, "did not answer a message within 1 s"),
+        (FaultKind.STOP, "did not answer a message within 1 s"),
+        (FaultKind.SKIP, "did not answer a message within 1 s"),
         (FaultKind.CLOSE_STDOUT, "closed its stdout"),
         (FaultKind.REFUSE, "refused the message: X"),
     ],
@@ -191,4 +191,4 @@ async def test_reply_too_many_is_made_up_for(
     wire.close_write()
     assert await child.wait() == 0
     assert found == [made_up]
-    assert ("second reply was that to b'a'" in told[-1]) is made_up
+    assert ("extra reply was taken for the reply to b'a'" in told[-1]) is made_up

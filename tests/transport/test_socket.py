@@ -163,7 +163,7 @@ def test_workers_of_one_listener_are_distinguished(
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (hello("somebody"), "is not a worker that we wait for"),
+        (hello("somebody"), "it is not from an expected worker"),
         (b"\x93\x02\x00\x90", "the first frame is not a handshake"),
         (b"GET / HTTP/1.1\r\n", "the first frame is not a handshake"),
         (LONG, f"did not identify itself in {len(LONG)} bytes"),

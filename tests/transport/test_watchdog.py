@@ -455,7 +455,7 @@ def test_program_that_embeds_python_is_not_run_as_python(
     assert python.__wrapped__()[0] == "/usr/bin/python3"
     monkeypatch.setattr("sys.exec_prefix", "/nowhere")
     with pytest.raises(
-        OSError, match="there is no Python: /usr/sbin/uwsgi is not, nor"
+        OSError, match="there is no Python: neither /usr/sbin/uwsgi nor"
     ):
         python.__wrapped__()
 

@@ -196,7 +196,7 @@ def test_unterminated_tail_is_dropped(start: Start) -> None:
     stage.ask(b"a\nb", b"a\n\0")
     assert stage.finish() == (b"", 0)
     assert stage.stderr == (
-        "etlstage.worker: dropped the last 1 bytes of input, which no EOM ends\n"
+        "etlstage.worker: dropped the last 1 byte of the input: no EOM follows\n"
     )
 
 

@@ -247,6 +247,6 @@ def test_worker_on_a_terminal_explains_itself(tmp_path: Path) -> None:
     assert stage.returncode == 0
     assert complaints.read_text() == (
         "etlstage.worker: stdin is a terminal; normally a supervisor starts this"
-        " program, see `etlstage run`. Type messages, each ends with \\012; Ctrl-D"
+        " program, see `etlstage run`. Type messages, each ended by \\012; Ctrl-D"
         " ends the input\n"
     )

@@ -99,7 +99,7 @@ def test_cycle_with_one_message_per_request(start: Start) -> None:
     stage.ask(b'{"start": 4, "end": 5}\n', b"4\n")
     stage.write(b'{"start": 4, "end": 6}\n')
     assert stage.finish() == (b"", 1)
-    assert "gave many messages, expected exactly one: eop is eom" in stage.stderr
+    assert "gave several messages, expected exactly one: eop is eom" in stage.stderr
 
 
 def test_request_for_the_other_kind_of_offsets_is_refused(start: Start) -> None:
@@ -129,7 +129,7 @@ def test_request_that_is_no_range_is_refused(start: Start) -> None:
         stage.write(request + b"\n")
         assert stage.finish() == (b"", 1)
         assert "can't read the request, expected {" in stage.stderr
-        assert "use parse= for another" in stage.stderr
+        assert "use parse= for another form" in stage.stderr
 
 
 def test_failure_keeps_what_was_passed_on_but_is_no_end(start: Start) -> None:

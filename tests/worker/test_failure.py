@@ -225,7 +225,7 @@ def test_interrupt_while_the_function_works(start: Start) -> None:
             "transform(lambda m: None)",
             (
                 "returned NoneType, expected an iterable of bytes: yield each message, or"
-                " return a list; [] is no message"
+                " return a list; [] for none"
             ),
         ),
         ("transform(lambda m: 3)", "returned int, expected an iterable of bytes"),
@@ -236,7 +236,7 @@ def test_interrupt_while_the_function_works(start: Start) -> None:
             "load(lambda m: [])",
             (
                 "TypeError: load function '<lambda>' returned list, expected None: a load"
-                " stage makes no messages"
+                " stage emits no messages"
             ),
         ),
         ("load_batch(lambda m: m)", "returned list, expected None"),
@@ -254,7 +254,8 @@ def test_wrong_replies_are_reported(start: Start, call: str, complaint: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("reply", "count"), [("[]", "no"), ("[m, m]", "many"), ("(m for _ in m)", "many")]
+    ("reply", "count"),
+    [("[]", "no"), ("[m, m]", "several"), ("(m for _ in m)", "several")],
 )
 def test_reply_must_be_one_message_when_eop_is_eom(
     start: Start, reply: str, count: str
@@ -274,7 +275,7 @@ def test_endless_reply_is_noticed_when_eop_is_eom(start: Start) -> None:
     )
     stage.write(b"a\n")
     assert stage.finish() == (b"", 1)
-    assert "gave many messages" in stage.stderr
+    assert "gave several messages" in stage.stderr
 
 
 @pytest.mark.parametrize(

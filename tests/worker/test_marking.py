@@ -150,7 +150,7 @@ def test_worker_that_sets_its_markers_looks_for_no_others(start: Start) -> None:
             ("-E", r"\n"),
             (
                 r"eop is eom (\012), so each reply must be one message; a load stage,"
-                " and on_error='skip', have none: choose another eop"
+                " and on_error='skip', give empty replies: choose another eop"
             ),
         ),
         ("load_batch(f)", ("-E", r"\n"), r"eop is eom (\012)"),

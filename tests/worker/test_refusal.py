@@ -70,7 +70,7 @@ def test_worker_that_was_given_no_err_ends(start: Start, message: bytes) -> None
     assert stage.read_to_end() == (b"a\n\0", 1)
     assert "message 2 of this worker" in stage.stderr
     assert stage.stderr.endswith(
-        "this worker ends: it can't refuse, as its supervisor gave it no marker err"
+        "this worker exits: it can't refuse, as its supervisor gave it no marker err"
         " (ETLSTAGE_ERR)\n"
     )
 

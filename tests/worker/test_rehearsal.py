@@ -154,7 +154,7 @@ def test_extraction() -> None:
     assert worker.run(lambda: [b"a"], [()], kind="extract") == [[b"a"]]
     with pytest.raises(InvalidMessage, match="contains marker eop"):
         worker.run(lambda: [b"a\0"], [()], kind="extract")
-    with pytest.raises(TypeError, match="by a tuple of arguments, got b'a'"):
+    with pytest.raises(TypeError, match="takes a tuple of arguments, got b'a'"):
         worker.run(lines, [b"a"], kind="extract")
 
 
@@ -178,7 +178,7 @@ def test_reply_that_never_ends_where_there_must_be_one() -> None:
     assert worker.run(endless, [b"a"], markers=ONE_TO_ONE) == [
         worker.Refuse(
             "ValueError: transform function 'test_reply_that_never_ends_where_there"
-            "_must_be_one.<locals>.endless' gave many messages, expected exactly one:"
+            "_must_be_one.<locals>.endless' gave several messages, expected exactly one:"
             " eop is eom"
         )
     ]

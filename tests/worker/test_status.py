@@ -184,7 +184,7 @@ def test_what_can_not_be_done_is_reported(
     stage = start(ECHO, env=env)
     stage.ask(b"a\n", b"a\n\0")
     assert stage.finish() == (b"", 0)
-    assert stage.stderr.startswith("etlstage.worker: ETLSTAGE_STATUS and ETLSTAGE_HEAR")
+    assert stage.stderr.startswith("etlstage.worker: can't use ETLSTAGE_STATUS and")
     assert problem in stage.stderr
 
 

@@ -139,13 +139,13 @@ class FileSinkKeys(RowSinkKeys):
             ["binary"],
         ):
             yield broken(
-                ("format",), "text has one column, string or binary", at_key=False
+                ("format",),
+                "text needs a single column, string or binary",
+                at_key=False,
             )
         for name, kind in left.items():
             if made == "csv" and kind.name in _FLAT:
-                text = (
-                    f"csv has no cells for column {name!r}, {kind}: use json or parquet"
-                )
+                text = f"csv can't hold column {name!r}, {kind}: use json or parquet"
                 yield broken(("format",), text, at_key=False)
 
     def missing(self, loc: Loc, look: Look) -> Iterator[Problem]:
@@ -190,8 +190,8 @@ class FileSinkKeys(RowSinkKeys):
         if pipeline.delivery != "exactly-once":
             return None
         return (
-            "exactly once: files of an epoch are moved into the path behind its record;"
-            f" those of one that has none are removed{one_load(pipeline)}"
+            "exactly once: files of an epoch are moved into the path once it is"
+            f" recorded; those of an unrecorded one are removed{one_load(pipeline)}"
         )
 
     def retried(self, pipeline: PipelineKeys, epoch: str) -> tuple[Self, str]:
@@ -216,7 +216,9 @@ def _read(given: Mapping[str, Any]) -> dict[str, Any]:
 def _rules(given: Mapping[str, Any], *more: str) -> Iterator[Problem]:
     path = str(given.get("path", ""))
     if path and local_path(path) is None:
-        yield broken(("path",), "is not of this machine: Spark's end reads others")
+        yield broken(
+            ("path",), "is not on this machine: use Spark's end for such paths"
+        )
     allowed = (*_OPTIONS[given.get("format", "parquet")], *more)
     options = given.get("options")
     for name, value in (options if isinstance(options, dict) else {}).items():
@@ -224,14 +226,14 @@ def _rules(given: Mapping[str, Any], *more: str) -> Iterator[Problem]:
         if key not in allowed:
             known = f", expected {' or '.join(allowed)}" if allowed else ""
             close = guess(key, allowed) or known
-            text = f"is none of files{close}; Spark's end has more"
+            text = f"is not an option of files{close}; Spark's end has more"
             yield broken(("options", name), text)
         elif key in _VALUES and value.lower() not in _VALUES[key]:
             text = f"expected {' or '.join(_VALUES[key])}"
             yield broken(("options", name), text, at_key=False)
     for name, kind in _columns(given).items():
         for found in _odd(kind):
-            text = f"type {found} of column {name!r} is for Spark's end alone"
+            text = f"type {found} of column {name!r} is only for Spark's end"
             yield broken(("schema",), text, at_key=False)
 
 

@@ -76,7 +76,7 @@ class JournalSourceKeys(SourceKeys):
         yield from without_arrow(loc)
         place = look.path(self.path)
         if place is not None and not (place / "spec.json").exists():
-            remedy = "; the first pipeline that appends to it makes it"
+            remedy = "; the first pipeline that appends to it creates it"
             yield look.absent((*loc, "path"), "set of journals", place, remedy=remedy)
 
     def text(self) -> str:
@@ -87,8 +87,8 @@ class JournalSourceKeys(SourceKeys):
         """Yield where it is, and who reads it."""
         yield "path", str(site.folder / self.path)
         yield "reader", self.reader
-        yield "from", f"{self.from_}, without a position"
-        yield "end", "waits for more" if self.follow else "ends where there is no more"
+        yield "from", f"{self.from_}, if no position is stored"
+        yield "end", "waits for more" if self.follow else "ends once all was read"
 
     def edge(self, stage: ExtractKeys, site: Site) -> str | None:
         """Return where messages wait."""
@@ -171,7 +171,8 @@ class DurableKeys(Appending, Keys):
         kept = "until they are loaded" if self.keep == "read" else f"for {self.keep}"
         limit = f", up to {self.limit} unread" if self.limit else ""
         return (
-            f"{counted(self.partitions, 'journal')} on disk{how}; kept {kept}{limit};"
+            f"{counted(self.partitions, 'journal')} on disk{how}; messages kept"
+            f" {kept}{limit};"
         )
 
 
@@ -220,7 +221,7 @@ class JournalSinkKeys(Appending, SinkKeys):
             yield "partitions", str(self.partitions)
         yield "journal", f"by {self.key}, {self.mapping}" if self.key else "in turn"
         if self.keep or self.limit:
-            limit = f"; a reader may have {self.limit} unread" if self.limit else ""
+            limit = f"; up to {self.limit} unread by a reader" if self.limit else ""
             yield "keep", f"{self.keep or 'all'}{limit}"
         if site.pipeline.delivery == "exactly-once":
             yield "epoch", (self.epoch or EpochKeys()).text(site.pipeline)
@@ -258,8 +259,8 @@ class JournalSinkKeys(Appending, SinkKeys):
         if pipeline.delivery != "exactly-once":
             return None
         return (
-            "exactly once: readers see an epoch behind its record, and nothing of one"
-            " that has none"
+            "exactly once: readers see an epoch once it is recorded, and nothing of an"
+            " unrecorded one"
         )
 
     def retried(

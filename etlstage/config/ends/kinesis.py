@@ -82,8 +82,8 @@ class KinesisSourceKeys(SourceKeys):
         yield "stream", self.stream
         where = self.endpoint or self.region
         yield from [("at", where)] if where else []
-        yield "from", f"{self.from_}, without a checkpoint"
-        yield "end", "waits for more" if self.follow else "ends where there is no more"
+        yield "from", f"{self.from_}, if there is no checkpoint"
+        yield "end", "waits for more" if self.follow else "ends once all was read"
 
     def source(self, stage: ExtractKeys, site: Site) -> Source:
         """Return the source that reads the stream."""
@@ -105,14 +105,14 @@ class KinesisSourceKeys(SourceKeys):
         load = pipeline.load.stage
         if load is None or load.dialect.shape is not Shape.COMMITTED:
             text = (
-                "needs load.worker with dialect: kcl: it is read up to the checkpoints of"
-                " record processors"
+                "needs load.worker with dialect: kcl, whose record processors"
+                " checkpoint the stream"
             )
             yield broken(("extract", "kinesis"), text)
         if pipeline.transform:
             text = (
-                "needs a stream that no stage has changed: processors checkpoint its"
-                " records; transform in the processor, or behind it"
+                "can't be used with transform stages: processors checkpoint the"
+                " stream's own records; transform in the processor, or after it"
             )
             yield broken(("extract", "kinesis"), text)
         if stage.every is not None:

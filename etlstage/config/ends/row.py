@@ -165,7 +165,7 @@ class RowSinkKeys(SinkKeys):
             yield from look.unmakeable(loc, place)
             return
         text = "exists already: remove it, or set mode to append or overwrite"
-        hidden = f"what is there {text}"
+        hidden = f"the output {text}"
         yield Problem(loc, f"{place} {text}", hidden=hidden)
 
     def _unknown(self, loc: Loc) -> Iterator[Problem]:
@@ -202,7 +202,7 @@ class RowSinkKeys(SinkKeys):
             if pipeline.engine == "streaming"
             else "the whole run"
         )
-        return f"{what}, which is not cut"
+        return f"{what}, undivided"
 
     def bounds(self, stage: LoadKeys) -> Bounds:
         """Return the bounds of an epoch."""
@@ -213,11 +213,11 @@ class RowSinkKeys(SinkKeys):
         texts = {
             "append": "may load some messages twice",
             "overwrite": "replaces what was loaded",
-            "error": "is refused while there is output",
+            "error": "is refused if there is output",
         }
         if engine == "local":
             return texts[self.mode]
-        return f"{texts[self.mode]}; nothing is loaded of a run that fails before"
+        return f"{texts[self.mode]}; a run that fails before loading loads nothing"
 
     def written(self, stage: LoadKeys, site: Site) -> dict[str, Any]:
         """Return the settings of a sink of rows, and for messages that fit no row."""
@@ -238,12 +238,12 @@ def _uncut(pipeline: PipelineKeys) -> str:
     extract = pipeline.extract.name
     if pipeline.extract.offsets is not None:
         return (
-            f", but what comes of a range of {pipeline.extract.offsets.step:,} offsets"
-            f" of {extract}, which can't be cut: for smaller epochs set"
+            f", but the messages from a range of {pipeline.extract.offsets.step:,}"
+            f" offsets of {extract} can't be divided: for smaller epochs set"
             " extract.offsets.step"
         )
     if pipeline.transform:
-        return f" of {extract}; what stages make of a message is not cut"
+        return f" of {extract}; outputs of the same message are not divided"
     return ""
 
 

@@ -143,7 +143,7 @@ class SparkSourceKeys(RowSourceKeys):
         """Yield the problem of ``sort`` on engines that read in parallel."""
         yield from RowSourceKeys.wrong(self, stage, pipeline)
         if self.sort is not None and pipeline.engine != "local":
-            text = "needs engine local: elsewhere partitions are read side by side"
+            text = "needs engine local: other engines read partitions in parallel"
             yield broken(("extract", "spark", "sort"), text)
 
     def origin(self, stage: ExtractKeys, site: Site) -> Origin:
@@ -225,8 +225,8 @@ class SparkSinkKeys(RowSinkKeys):
         """Yield a mode that a stream can't have."""
         if pipeline.engine == "streaming" and self.mode == "overwrite" and self._far:
             text = (
-                "can't be overwrite with engine streaming, but for a path of this machine"
-                " or a table: a stream adds to what is there"
+                "can't be overwrite with engine streaming and a path on another"
+                " machine: a stream adds to existing output"
             )
             yield broken(("load", "spark", "mode"), text, at_key=False)
 
@@ -237,8 +237,8 @@ class SparkSinkKeys(RowSinkKeys):
                 yield "needs load.spark.options with url and dbtable"
             if pipeline.spark.remote is not None:
                 yield (
-                    "needs a session with a JVM of its own for a database: over Spark"
-                    " Connect there is no transaction; use spark.master"
+                    "needs a session with its own JVM for a database: Spark Connect has"
+                    " no transactions; use spark.master"
                 )
         elif not of_files(self.format) or self.path is None:
             yield (
@@ -247,8 +247,8 @@ class SparkSinkKeys(RowSinkKeys):
             )
         if self._far:
             yield (
-                "needs a path of this machine, where an epoch can be renamed, such as"
-                " that of a file system that is mounted"
+                "needs a path on this machine, where an epoch can be renamed, such as"
+                " that of a mounted file system"
             )
         yield from unrecorded(pipeline)
 
@@ -262,23 +262,23 @@ class SparkSinkKeys(RowSinkKeys):
         if pipeline.engine == "streaming" and self._far:
             return (
                 "at least once: a batch that is repeated after a crash replaces its folder"
-                " epoch=..., which is a column to readers"
+                " epoch=..., which readers see as a column"
             )
         if pipeline.engine == "streaming":
             return (
                 f"{pipeline.delivery.replace('-', ' ')}: files of a batch are moved into"
-                " the path behind its record; those of one that has none are removed"
+                " the path once it is recorded; those of an unrecorded one are removed"
             )
         if pipeline.delivery != "exactly-once":
             return None
         if self.path is None:
             return (
-                "exactly once: an epoch is added in one transaction, with its record,"
-                f" after which an interrupted run resumes{one_load(pipeline)}"
+                "exactly once: an epoch and its record are added in one transaction; an"
+                f" interrupted run resumes after the last record{one_load(pipeline)}"
             )
         return (
-            "exactly once: files of an epoch are moved into the path behind its record;"
-            f" those of one that has none are removed{one_load(pipeline)}"
+            "exactly once: files of an epoch are moved into the path once it is"
+            f" recorded; those of an unrecorded one are removed{one_load(pipeline)}"
         )
 
     def retried(self, pipeline: PipelineKeys, epoch: str) -> tuple[Self, str]:

@@ -96,7 +96,7 @@ class WorkerSourceKeys(SourceKeys):
         if stage.offsets is not None and not asked:
             yield broken(
                 ("extract", "offsets"),
-                "needs dialect: {mode: cyclic}, a worker that is asked",
+                "needs dialect: {mode: cyclic}, a worker that answers requests",
             )
         if stage.every is not None and engine == "spark":
             text = "is only for a worker on engine local, or for engine streaming"
@@ -105,12 +105,15 @@ class WorkerSourceKeys(SourceKeys):
             return
         if asked and by != "supervisor":
             text = (
-                f"needs offsets by supervisor with engine {engine}: Spark may ask for a"
-                " part of the data again"
+                f"needs offsets: {{by: supervisor}} with engine {engine}: Spark may"
+                " request a part of the data again"
             )
             yield broken(("extract", "worker"), text)
         elif engine == "streaming" and not asked:
-            text = "needs dialect: {mode: cyclic} and offsets by supervisor with engine streaming"
+            text = (
+                "needs dialect: {mode: cyclic} and offsets: {by: supervisor} with"
+                " engine streaming"
+            )
             yield broken(("extract", "worker"), text)
 
     def not_once(self, stage: ExtractKeys, pipeline: PipelineKeys) -> Iterator[str]:
@@ -118,8 +121,8 @@ class WorkerSourceKeys(SourceKeys):
         by = stage.offsets.by if stage.offsets is not None else None
         if pipeline.engine == "local" and by != "supervisor":
             yield (
-                "needs positions from which extraction can go on: use dialect: {mode:"
-                " cyclic} and offsets by supervisor"
+                "needs positions from which extraction can resume: use dialect: {mode:"
+                " cyclic} and offsets: {by: supervisor}"
             )
 
     def goes_on(self, stage: ExtractKeys) -> bool:
@@ -205,8 +208,8 @@ class WorkerSinkKeys(SinkKeys):
         commits = stage.dialect.shape is Shape.COMMITTED
         if stage.shards is not None and not commits:
             text = (
-                "is for a worker that commits, as one of dialect kcl does; others share"
-                " the input as workers and order set"
+                "is only for a worker that commits, such as one of dialect kcl; with"
+                " others, set workers and order to share the input"
             )
             yield broken(("load", "shards"), text)
         if stage.shards is not None:
@@ -244,7 +247,7 @@ class WorkerSinkKeys(SinkKeys):
                 " undo it; without them a load worker loads at least once"
             )
         if pipeline.state is None:
-            yield "needs state, a folder where it is recorded what was loaded"
+            yield "needs state, a folder that records what was loaded"
 
     def bounds(self, stage: LoadKeys) -> Bounds:
         """Return the bounds of an epoch."""
@@ -291,24 +294,27 @@ def _unshared(keys: ShardKeys, pipeline: PipelineKeys) -> Iterator[Problem]:
         end = pipeline.extract.end if pipeline.extract is not None else None
         if end is not None and not (end.numbered or end.repeatable):
             text = (
-                "needs extract.files or extract.spark: all runners read the input, any"
-                " number of times; or a stream, extract.kinesis"
+                "needs extract.files or extract.spark, which every runner can read any"
+                " number of times, or a stream, extract.kinesis"
             )
             yield broken((*at, "leases"), text)
         elif end is not None and not end.numbered and keys.sequence is None:
             text = (
-                f"needs shards.sequence with {end.text()}: its messages have to have the"
+                f"needs shards.sequence with {end.text()}: its messages must have the"
                 " same numbers for all runners"
             )
             yield broken((*at, "leases"), text)
         if pipeline.transform:
             text = (
-                "needs an input that no stage has changed, for which all runners have"
-                " the same numbers: load what they make into files, and share these"
+                "can't be used with transform stages, whose outputs do not have the"
+                " same numbers for all runners: load them into files, and share those"
             )
             yield broken((*at, "leases"), text)
     if keys.leases is not None and pipeline.state is not None:
-        yield broken(("state",), "is not for shards.leases: checkpoints are in there")
+        yield broken(
+            ("state",),
+            "can't be used together with shards.leases, which keep the checkpoints",
+        )
 
 
 def _leased(keys: ShardKeys, stage: Stage, site: Site) -> LeasedSink:

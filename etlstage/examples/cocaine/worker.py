@@ -14,7 +14,7 @@ def transform(request: cocaine.Request, response: cocaine.Response) -> None:
     """Answer a line with its words in reverse order."""
     words = request.read().split()
     if not words:
-        raise cocaine.Refuse("there is no word in it")
+        raise cocaine.Refuse("it contains no words")
     response.write(b" ".join(reversed(words)))
 
 

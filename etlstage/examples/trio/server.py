@@ -36,7 +36,7 @@ async def answer(supervisor: AsyncSupervisor, line: bytes) -> bytes:
     try:
         outputs = await supervisor.ask(line, timeout=20)
     except Overloaded:
-        return b"error: too many are waiting, try again later\n"
+        return b"error: too many lines are waiting, try again later\n"
     except (EtlstageError, TimeoutError) as error:
         return b"error: %s\n" % str(error).replace("\n", " ").encode()
     return b" ".join(outputs) + b"\n"

@@ -17,7 +17,7 @@ def answer(line: bytes) -> list[bytes]:
     if b"crash" in words:
         os.abort()
     if not words:
-        raise worker.Refuse("there is no word in it")
+        raise worker.Refuse("it contains no words")
     return [b" ".join(reversed(words))]
 
 

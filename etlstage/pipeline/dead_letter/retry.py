@@ -182,7 +182,7 @@ class Settled:
             raise StateUnusable(f"{path}: can't be read: {os_reason(error)}") from error
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise StateUnusable(
-                f"{path}: is damaged ({error}): what became of dead letters is not known"
+                f"{path}: is damaged ({error}): the outcomes of dead letters are not known"
             ) from error
 
 
@@ -225,7 +225,7 @@ def settle(
         sync(folder)
     except OSError as error:
         raise StateUnusable(
-            f"can't record in {folder} what became of dead letters: {os_reason(error)}"
+            f"can't record the outcomes of dead letters in {folder}: {os_reason(error)}"
         ) from error
 
 
@@ -343,7 +343,7 @@ def record_noted(state: Path, number: int, note: str) -> bool:
         letters = [DeadLetter.from_line(line.encode()) for line in lines]
     except (ValueError, TypeError, AttributeError) as error:
         raise StateUnusable(
-            f"can't read what was noted with the retry of dead letters ({error})"
+            f"can't read the sink's note of the retry of dead letters ({error})"
         ) from error
     if noted != number:
         return False

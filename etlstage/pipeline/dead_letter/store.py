@@ -397,16 +397,16 @@ class DeadLetters:
         if self.fence and fence_of(self._state) != self.fence:
             raise StateUnusable(
                 f"another run has taken over the state directory {self._state}: dead"
-                " letters of this one are not kept there any more"
+                " letters of this run are no longer kept there"
             )
 
     def _lacking(self, stage: str, found: int, size: int) -> StateUnusable:
         state = shlex.quote(str(self._state))
         return StateUnusable(
             f"{letter_file(self.folder, stage)}: has {counted(found, 'byte')}, expected"
-            f" at least {size:,}, the dead letters that are on record of the run"
-            f" {self.run}: restore the file, or let 'etlstage state reset {state}' forget"
-            " the run, and begin from the beginning"
+            f" at least {size:,}, as recorded for the dead letters of run {self.run}:"
+            f" restore the file, or use 'etlstage state reset {state}' to forget the run"
+            " and start from the beginning"
         )
 
     def _failure(self, stage: str, why: str, error: OSError) -> StageError:

@@ -263,7 +263,7 @@ class Delivery:
             record = CommitRecord.of_note(note, fence=self.record.fence)
         except ValueError as error:
             raise StateUnusable(
-                f"can't read what was noted with the epochs of load {self.record.load}"
+                f"can't read the sink's note of load {self.record.load}"
                 f" ({error}): 'etlstage state reset {shlex.quote(str(self.folder))}'"
                 " starts from the beginning"
             ) from error
@@ -305,8 +305,8 @@ class Delivery:
         """
         if fence_of(self.folder) != self.record.fence:
             raise StateUnusable(
-                f"another run has taken over the state directory {self.folder}: nothing"
-                f" is committed behind epoch {self.record.epoch} by this one"
+                f"another run has taken over the state directory {self.folder}: this run"
+                f" commits nothing after epoch {self.record.epoch}"
             )
 
     def _store(
@@ -340,14 +340,14 @@ class Delivery:
         elif self.whole and list(found.accounts) != list(stages):
             differs = f"its stages were {', '.join(found.accounts)}"
         elif found.epoch and output != found.output:
-            differs = f"it has loaded into {found.output}, and not into {output}"
+            differs = f"it has loaded into {found.output}, not into {output}"
         else:
             return
         raise StateUnusable(
             f"the run {found.run} that was interrupted in {self.folder} can't be"
             f" resumed: {differs};"
-            " complete it as it was, or delete its record by 'etlstage state reset"
-            f" {shlex.quote(str(self.folder))}'"
+            " complete it with the old settings, or delete its record with 'etlstage"
+            f" state reset {shlex.quote(str(self.folder))}'"
         )
 
     def _lock(self, stack: ExitStack) -> None:

@@ -73,7 +73,8 @@ def make_ours(folder: Path) -> None:
     if found.st_uid != os.geteuid():
         raise PermissionError(
             errno.EPERM,
-            f"the folder belongs to user {found.st_uid}, and we are {os.geteuid()}",
+            f"the folder belongs to user {found.st_uid}, but this process runs as"
+            f" {os.geteuid()}",
         )
     if found.st_mode & _OTHERS:
         mode = stat.S_IMODE(found.st_mode)

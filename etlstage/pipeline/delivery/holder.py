@@ -62,7 +62,7 @@ class Holder(NamedTuple):
         try:
             stat = Path(f"/proc/{self.pid}/stat").read_text()
         except OSError:
-            return "not to be seen from here"
+            return "not visible from here"
         # The name, in parentheses, may hold anything.
         letter = stat.rpartition(")")[2].split()[0]
         return {"T": "stopped by a signal", "t": "stopped by a debugger"}.get(

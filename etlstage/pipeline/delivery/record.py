@@ -155,8 +155,8 @@ class CommitRecord:
         except OSError as error:
             raise StateUnusable(
                 f"can't store the record of epoch {self.epoch} in {path}:"
-                f" {os_reason(error)}: the next run goes on from what is stored by then;"
-                " make room, or set another state"
+                f" {os_reason(error)}: the next run resumes from the record that is"
+                " stored then; make room, or set another state"
             ) from error
         # Only now: until this record is durable, an older one is the only one.
         for old in folder.glob("record.*"):
@@ -201,7 +201,7 @@ class CommitRecord:
             # record in place has its end, so everything would be loaded a second time.
             # If a crash undoes the record, only its epoch is loaded again, in place.
             _log.warning(
-                "the end of the run may be forgotten if the machine fails",
+                "the record of the run's end may be lost if the machine crashes",
                 folder=str(folder),
                 error=os_reason(error),
             )
@@ -226,7 +226,7 @@ class CommitRecord:
             or not isinstance(record.input, str)
             or not isinstance(record.last, Mapping)
         ):
-            raise TypeError("it is not of the right types")
+            raise TypeError("its values are not of the right types")
         return record
 
 

@@ -175,7 +175,7 @@ class Frames:
             return PayloadTooBig(
                 f"payload is longer than {self._payload} bytes; see max_message"
             )
-        return RemoteProtocolError(f"expected frames of msgpack: {error}")
+        return RemoteProtocolError(f"expected msgpack frames: {error}")
 
 
 def text_of(value: object, what: str) -> str:
@@ -286,7 +286,9 @@ class HeaderTable:
         if type(header) is int:
             return self._entry(header)
         if type(header) is not tuple or len(header) != 3:
-            raise RemoteProtocolError("a header is neither a number nor of 3 elements")
+            raise RemoteProtocolError(
+                "a header is neither a number nor an array of 3 elements"
+            )
         store, name, value = header
         if type(name) is int:
             name, _ = self._entry(name)

@@ -55,7 +55,7 @@ class Locator:
         match frame:
             case (0, int(session), *_):
                 # The services of version 0 are different.
-                text = "services are answered in version 1 of the protocol only"
+                text = "services are only available in version 1 of the protocol"
                 yield self._pack((ZERO.error, session, (_UNKNOWN, text)))
                 yield self._pack((ZERO.choke, session, ()))
             case (int(channel), 0, (bytes(name), *_), *_):
@@ -65,9 +65,9 @@ class Locator:
             case (int(channel), 1, (), *_):
                 yield self._pack((channel, _VALUE, (0,)))
             case (int(channel), int(), tuple(), *_):
-                yield self._refuse(channel, "nothing but resolve is answered here")
+                yield self._refuse(channel, "only resolve is supported here")
             case _:
-                self._log(2, b"locator", b"was asked what it does not understand", ())
+                self._log(2, b"locator", b"received a malformed request", ())
 
     def _resolve(self, channel: int, name: bytes) -> bytes:
         if name != _LOGGING:

@@ -85,8 +85,8 @@ class Alarm(Enum):
     """We send heartbeats instead of answers, which the worker may be waiting for."""
     SEAL = "its sessions did not end"
     """We send terminate all the same."""
-    DRAIN = "it announced its end and did not end its sessions"
-    TERMINATE = "it announced its end and did not exit"
+    DRAIN = "it sent a terminate but did not end its sessions"
+    TERMINATE = "it sent a terminate but did not exit"
     BEGIN = "there is a worker"
     """Starts the worker's timers."""
     BEAT = "the worker has to beat"
@@ -123,7 +123,7 @@ class Alarms:
         """Start the time of an alarm, or restart it."""
         seconds = self._seconds[alarm]
         if seconds is not None:
-            assert self._now is not None, "what is waited for has a beginning"
+            assert self._now is not None, "the time is known before an alarm is set"
             self._due[alarm] = self._now + seconds
 
     def cancel(self, alarm: Alarm) -> bool:
@@ -145,7 +145,7 @@ class Alarms:
 
     def rung(self) -> list[Alarm]:
         """Return, once, the alarms that are due."""
-        assert self._now is not None, "what is due has a time"
+        assert self._now is not None, "the time is known before an alarm is due"
         rung = [alarm for alarm, due in self._due.items() if due <= self._now]
         for alarm in rung:
             del self._due[alarm]
@@ -360,7 +360,7 @@ class CocaineSession:
         self._out.drop()
         if held:
             raise RemoteProtocolError(
-                f"it announced its end while it had {counted(held, 'session')}:"
+                f"it sent a terminate while it had {counted(held, 'session')}:"
                 f" code {code}, {reason}"
             )
         self._alarms.set(Alarm.TERMINATE)

@@ -185,7 +185,9 @@ class Sessions:
         if self._packed:
             payload = unpacked_text(payload)
             if payload is None:
-                text = "its payload is not a string packed by msgpack"
+                text = (
+                    "a chunk of its reply is not a msgpack string; see dialect.payload"
+                )
                 self._events.append(Ended.refused(self._id(number), 0, text))
                 self._end_theirs(number)
                 return
@@ -265,7 +267,7 @@ class Sessions:
         """Return the session number for an exchange that is being opened."""
         number = self._number(id_)
         if number <= self._last:
-            text = f"exchange {id_} does not come behind all others"
+            text = f"exchange {id_} does not come after all others"
             raise LocalProtocolError(text)
         most = self._limits.max_message_bytes
         sizes = list(map(len, messages))
@@ -319,7 +321,7 @@ class Sessions:
         """Return the session number of an exchange in which our half has not ended."""
         number = self._number(id_)
         if number not in self._mine:
-            raise LocalProtocolError(f"exchange {id_} takes no more from us")
+            raise LocalProtocolError(f"our half of exchange {id_} is not open")
         return number
 
     def _id(self, number: int) -> int:
@@ -361,10 +363,10 @@ def code_of(arguments: tuple[object, ...]) -> tuple[int, int, str]:
 
     """
     if len(arguments) < 2:
-        raise RemoteProtocolError("an error has no code and reason")
+        raise RemoteProtocolError("an error or terminate has no code and reason")
     code, reason = arguments[:2]
     pair = code if type(code) is tuple else (0, code)
     if len(pair) != 2 or not all(type(number) is int for number in pair):
-        raise RemoteProtocolError("the code of an error is not a number")
+        raise RemoteProtocolError("the code of an error or terminate is not a number")
     category, number = pair
-    return category, number, text_of(reason, "the reason of an error")
+    return category, number, text_of(reason, "the reason of an error or terminate")

@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, Self, TypeAlias
 
 from etlstage.errors import ConfigError, RemoteProtocolError
-from etlstage.messages import StageKind
+from etlstage.messages import StageKind, counted
 from etlstage.protocol.base import Dialect, Limits, Shape, Side
 from etlstage.protocol.cocaine.frame import (
     MOST_TEXT,
@@ -37,8 +37,8 @@ from etlstage.settings.units import Argument, Count, Duration
 __all__ = ("CocaineDialect", "Payload", "translated")
 
 _PUSHED: Final = (
-    "a Cocaine worker can't ask for messages, they are pushed to it: leave the driver"
-    " out, and a batch is one session, and a choke is its end"
+    "a Cocaine worker can't ask for messages, they are pushed to it: omit driver; a"
+    " batch is one session, and a choke ends it"
 )
 
 
@@ -187,12 +187,12 @@ class CocaineDialect(Definition, Dialect):
 
     def silence(self, received: int, *, ready: bool = True) -> str:
         if not ready and received:
-            return "it sent its handshake and no heartbeat"
+            return "it sent its handshake but no heartbeat"
         if not ready:
-            return "it did not connect with a handshake of its --uuid"
+            return "it did not connect and send a handshake with its --uuid"
         if not received:
             return "it wrote nothing; does it know the event?"
-        return f"it wrote {received} bytes without the end of a session"
+        return f"it wrote {counted(received, 'byte')} but did not end a session"
 
     def failed(
         self, status: int, *, stopped: bool, held: int, unproven: int = 0
@@ -231,8 +231,8 @@ _OURS: Final[dict[str, tuple[str, str, str]]] = {
     "grow-threshold": ("workers", "grow_at", ""),
 }
 _DROPPED: Final = {
-    "spawn-timeout": "there is no isolate; timeout.start counts from the start",
-    "queue-limit": "a pipeline takes in no more than its workers keep up with",
+    "spawn-timeout": "there is no isolate; timeout.start begins with the process",
+    "queue-limit": "a pipeline reads only as much as its workers can process",
     "crashlog-limit": "each error has the last lines of its worker",
     "log-output": "what a worker prints is in the log",
     "publish-on": "there is no service to announce",
@@ -285,16 +285,18 @@ def _translate(keys: _Keys, name: str, value: object) -> str:
     if name not in _OURS:
         return _drop(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-        raise ConfigError(f"profile: {name}: expected a number, got {value!r}")
+        raise ConfigError(
+            f"profile: {name}: expected a number of 0 or more, got {value!r}"
+        )
     if not value:
-        return f"{name}: 0 is not a time here: leave it out"
+        return f"{name}: 0 is not allowed here, so the default applies"
     group, key, unit = _OURS[name]
     keys.setdefault(group, {})[key] = f"{value:g}{unit}" if unit else value
     return ""
 
 
 def _drop(name: str) -> str:
-    return f"{name}: {_DROPPED.get(name, 'is not known to us')}"
+    return f"{name}: {_DROPPED.get(name, 'unknown option')}"
 
 
 def _notes(profile: Mapping[str, Any]) -> Iterator[str]:
@@ -304,5 +306,5 @@ def _notes(profile: Mapping[str, Any]) -> Iterator[str]:
     if seal >= stop:
         yield (
             f"seal-timeout: {seal:g} s is not less than timeout.stop ({stop:g} s),"
-            " after which a worker is stopped whatever it has; raise that"
+            " after which a worker is stopped with its sessions open; raise timeout.stop"
         )

@@ -147,7 +147,8 @@ def rank(position: ShardPosition) -> Rank:
     if found is None:
         raise ValueError(
             f"{position.sequence!r}, {position.sub} is not a position in a shard,"
-            f" expected a decimal number or {', '.join(_SENTINELS)}, and 0 or more"
+            f" expected a decimal number or {', '.join(_SENTINELS)}, and a"
+            " sub-sequence number of 0 or more"
         )
     return found
 

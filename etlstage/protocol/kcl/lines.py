@@ -325,7 +325,7 @@ def whole_of(value: object) -> int | None:
         return int(value)  # truncated, as by daemons
     if isinstance(value, str) and len(value) < 20:
         return int(value)
-    raise ValueError("no whole number")
+    raise ValueError("not a whole number")
 
 
 def read_reply(line: bytes) -> StatusReply | Ask | None:
@@ -408,6 +408,6 @@ class Lines:
 
     def _too_long(self, place: int) -> PayloadTooBig:
         return PayloadTooBig(
-            f"a line from offset {self.offset + place} on is longer than"
-            f" {self._limit} bytes, the most that max_line allows"
+            f"the line at offset {self.offset + place} is longer than {self._limit}"
+            " bytes; see max_line"
         )

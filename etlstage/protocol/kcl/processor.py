@@ -152,10 +152,10 @@ class ProcessorSession:
                 CommitAnswered(self._asked, text_of(fields.get("error")))
             )
         elif self.turn is not Turn.THEIRS:
-            self._wrong(f"action {action} has come, expected {self.turn.value}")
+            self._wrong(f"received action {action}, expected {self.turn.value}")
         elif (action == "initialize") != (self.assignment is None):
             wanted = "initialize once, before all else"
-            self._wrong(f"action {action} has come, expected {wanted}")
+            self._wrong(f"received action {action}, expected {wanted}")
         else:
             self._begin(action, fields)
 
@@ -163,7 +163,7 @@ class ProcessorSession:
         try:
             event = self._understood(action, fields)
         except (ValueError, TypeError, KeyError) as error:
-            self._wrong(f"action {action} is not as it should be: {error!r}")
+            self._wrong(f"action {action} is malformed: {error!r}")
             return
         if event is None:
             self._wrong(f"action {action} is not known")

@@ -17,11 +17,11 @@ __all__ = ("read_properties", "translated")
 
 _Keys: TypeAlias = dict[str, dict[str, object]]
 
-_EXTRACT: Final = "has no key of extract.kinesis"
+_EXTRACT: Final = "extract.kinesis has no key for it"
 _NO_STREAM: Final = "records come from the extract stage, and no stream is named"
 _LEASES: Final = "leases are in state, or in the database that shards.leases names"
-_METRICS: Final = "metrics are those of etlstage"
-_THREADS: Final = "each shard has a worker, and no thread"
+_METRICS: Final = "etlstage has metrics of its own"
+_THREADS: Final = "each shard has a worker process, not a thread"
 _WHY: Final[dict[str, str]] = {
     **dict.fromkeys(
         [
@@ -88,9 +88,9 @@ _WHY: Final[dict[str, str]] = {
             "AwsCredentialsProviderDynamoDB",
             "AwsCredentialsProviderCloudWatch",
         ],
-        "credentials are found as boto3 does",
+        "boto3 looks up the credentials",
     ),
-    "applicationName": "is the name of the pipeline, and state holds what is its own",
+    "applicationName": "the pipeline's name is used, and its data is stored in state",
     "workerId": "runners name themselves",
     "maxActiveThreads": _THREADS,
     "processingLanguage": "only AWS uses it",
@@ -196,12 +196,12 @@ def _translate(
         case "executableName" | "streamArn":
             return ""
         case "streamName":
-            return "streamArn is taken" if properties.get("streamArn") else ""
+            return "streamArn is used instead" if properties.get("streamArn") else ""
         case "maxRecords":
             keys["batch"] = {"size": max(1, _whole(name, value))}
         case "callProcessRecordsEvenForEmptyRecordList":
             if value.lower() != "true":
-                return "false is the default: none is given"
+                return "false is the default: no empty lists are given"
             between = "idleTimeBetweenReadsInMillis"
             idle = _whole(between, properties.get(between, _IDLE))
             keys["dialect"]["empty_after"] = f"{max(1, idle) / 1000:g}s"
@@ -236,7 +236,7 @@ def _seconds(keys: _Keys, name: str, value: str) -> str:
         return _NO_STREAM
     seconds = _whole(name, value) / unit
     if not seconds:
-        return f"0 is not a time here: {group}.{key} is left at its default"
+        return f"0 is not allowed here: {group}.{key} keeps its default"
     keys.setdefault(group, {})[key] = f"{seconds:g}s"
     return ""
 
@@ -253,4 +253,6 @@ def _reason(name: str) -> str:
     for begin, why in _GROUPS:
         if name.startswith(begin):
             return why
-    return f"no option of the daemon, which ignores it{guess(name, [*_OURS, *_WHY])}"
+    return (
+        f"not an option of the daemon, which ignores it{guess(name, [*_OURS, *_WHY])}"
+    )

@@ -27,7 +27,7 @@ from etlstage.errors import (
     ProtocolError,
     RemoteProtocolError,
 )
-from etlstage.messages import Run, Singles
+from etlstage.messages import Run, Singles, counted
 from etlstage.protocol.base import SEND_EOF, Side
 from etlstage.protocol.events import (
     Alive,
@@ -210,7 +210,9 @@ class KclSession:
         # A last line without an end counts, as it does for daemons.
         self._take(self._lines.rest(), now)
         if self.state is State.READY:
-            self._close("closed stdout between two actions, expected it to read on")
+            self._close(
+                "closed stdout between two actions, expected it to wait for the next"
+            )
         elif self.state in _CHECKPOINTS:
             self._close(f"closed stdout, expected its status for {self._action}")
         self._settle(now)
@@ -293,7 +295,7 @@ class KclSession:
             " a sequence number"
         )
         if self._refused is not None:
-            return f"{text}, again after {self._refused}"
+            return f"{text}, tried again after {self._refused}"
         if self._open.stored == self._open.largest:
             # Daemons take it for done: they store nothing, and start no child shards.
             text += "; that of the last record was stored before, and does not count"
@@ -308,8 +310,8 @@ class KclSession:
             return
         if len(self._asks) == MOST_ASKED:
             self._wrong(
-                f"asked for {MOST_ASKED + 1} checkpoints without reading an answer,"
-                " expected it to read each"
+                f"asked for {MOST_ASKED + 1} checkpoints without waiting for an"
+                " answer, expected it to wait for each"
             )
             return
         self._asks.append(
@@ -462,11 +464,11 @@ class KclSession:
         if overdue is not None and now >= overdue:
             self._fail(
                 RemoteProtocolError(
-                    f"shard {self.shard}: {self.uncommitted:,} records"
-                    f" ({self._open.size:,} bytes) are not covered by a checkpoint"
+                    f"shard {self.shard}: {counted(self.uncommitted, 'record')}"
+                    f" ({counted(self._open.size, 'byte')}) without a checkpoint"
                     f" {self._overdue_after:g} s (commit_overdue) after"
-                    " max_uncommitted was reached, expected one; does the processor"
-                    " checkpoint?"
+                    " max_uncommitted or max_uncommitted_bytes was reached, expected"
+                    " one; does the processor checkpoint?"
                 )
             )
         elif empty is not None and now >= empty:

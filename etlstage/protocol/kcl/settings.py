@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from etlstage.errors import ConfigError
-from etlstage.messages import StageKind
+from etlstage.messages import StageKind, counted
 from etlstage.protocol.base import Dialect, Limits, Shape, Side
 from etlstage.protocol.events import Assignment
 from etlstage.protocol.kcl.checkpoint import position_of
@@ -24,9 +24,8 @@ from etlstage.settings.units import Count, Duration, Size
 __all__ = ("KclDialect", "translated")
 
 _KINDS: Final = (
-    "dialect kcl does not fit kind {kind}: a record processor emits nothing but its"
-    " protocol; load with it, and extract and transform with a worker of dialect"
-    " marker in front of it"
+    "dialect kcl does not fit kind {kind}: a record processor produces no messages;"
+    " use it to load, and workers of dialect marker before it to extract and transform"
 )
 _SHARD: Final = Assignment("shardId-000000000000")
 
@@ -119,12 +118,12 @@ class KclDialect(Definition, Dialect):
         )
 
     def silence(self, received: int, *, ready: bool = True) -> str:
+        wrote = counted(received, "byte") if received else "nothing"
         if not ready:
-            wrote = f"wrote {received} bytes" if received else "wrote nothing"
-            return f"it {wrote}, and no status for initialize"
+            return f"it wrote {wrote} instead of its status for initialize"
         if not received:
             return "it wrote nothing; does it flush its output after each status?"
-        return f"it wrote {received} bytes without a status or a checkpoint"
+        return f"it wrote {wrote} without a status or a checkpoint"
 
     def failed(
         self, status: int, *, stopped: bool, held: int, unproven: int = 0

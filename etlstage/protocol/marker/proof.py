@@ -45,6 +45,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
+from etlstage.messages import counted
 from etlstage.protocol.events import Ended, Event, Mispaired
 from etlstage.protocol.marker.blocks import LONGEST_QUIET, BlockSizing, Terms
 from etlstage.protocol.marker.markers import Markers
@@ -312,8 +313,8 @@ class Proof:
             self._checked = True
             if left > self._slack and not self._counts:
                 self.doubt(
-                    f"wrote a reply too many: {left} bytes of what it answered are"
-                    " unread"
+                    f"wrote a reply too many: {counted(left, 'byte')} of what it"
+                    " answered unread"
                 )
                 return False
         if self.stand is Stand.QUIET and self._probe():
@@ -377,11 +378,12 @@ class Proof:
             self._whole = self.proving or not owed
         unread = self._left - self._probed
         if self._whole and self.held and unread > self._trail:
-            self.doubt(f"ended with {unread} bytes of what it answered unread")
+            rest = counted(unread, "byte")
+            self.doubt(f"exited with {rest} of what it answered unread")
             return
         self._conclude(clean=clean)
         if self._whole and self.held > 1:
-            what = "ended behind replies that may be one too many and one too few"
+            what = "exited after replies of which one may be too many and one missing"
             self.released.append(Mispaired(what, self.held, 0))
         self._move(ProofStep.GIVE_UP)
 

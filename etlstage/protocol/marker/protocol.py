@@ -352,7 +352,9 @@ class MarkerProtocol:
             self._pass(Token.MESSAGE)
         self._expect("open", event.first, self._rounds + 1)
         if self._reader.round:
-            raise LocalProtocolError(f"round {self._rounds} is open, and does not end")
+            raise LocalProtocolError(
+                f"round {self._rounds} is open until the worker exits"
+            )
         self._rounds = self._reader.round = event.first
 
     def _open_batch(self, event: Opened) -> None:
@@ -360,11 +362,17 @@ class MarkerProtocol:
         session = self._session
         self._expect("open", first, session.opened + 1)
         if each:
-            raise LocalProtocolError("can't open an exchange for each message: a batch")
+            raise LocalProtocolError(
+                "can't open an exchange for each message: a batch is one exchange"
+            )
         if session.filling:
-            raise LocalProtocolError(f"can't open batch {first}: the last is not ended")
+            raise LocalProtocolError(
+                f"can't open batch {first}: the previous one has not ended"
+            )
         if not (ended or len(messages)):
-            raise LocalProtocolError(f"can't open batch {first}: no message, no end")
+            raise LocalProtocolError(
+                f"can't open batch {first}: it has neither a message nor an end"
+            )
         self._fill(messages, 0, ended=ended, idle=not self._due)
 
     def _add(self, event: Added) -> None:
@@ -382,7 +390,7 @@ class MarkerProtocol:
         """Add messages to a batch that has ``held`` already, and EOB if it ends."""
         (wire, framing), count = self._framed(messages), len(messages)
         if ended and count and self._asks:
-            raise LocalProtocolError("can't send EOB behind a message: BNC comes first")
+            raise LocalProtocolError("can't send EOB after a message: BNC comes first")
         if count:
             self._pass(Token.MESSAGE, count)
             self._reader.framing = framing
@@ -446,7 +454,9 @@ class MarkerProtocol:
     def _ask(self, event: Wanted) -> None:
         wanted = event[0]
         if wanted != 1:
-            raise LocalProtocolError(f"can't ask for {wanted} messages: BNC is for one")
+            raise LocalProtocolError(
+                f"can't ask for {wanted} messages: BNC asks for one"
+            )
         self._pass(Token.BNC)
         self._out.append(self.markers.bnc)
 

@@ -35,8 +35,8 @@ _DUMPED = 16  # bytes of faulty input shown in an error message
 _REASON = 1000  # characters kept of a worker's reason for a refusal
 _SHOWN = 64  # bytes of faulty input kept in the attribute found of an error
 _PASSED_ON = (
-    "sent EOB in a reply, expected no marker in a message; a worker that knows no"
-    " batches passes it on: remove batch from its stage"
+    "sent EOB in a reply, expected no marker in a message; a worker that does not"
+    " handle batches passes EOB on: remove batch from its stage"
 )
 
 

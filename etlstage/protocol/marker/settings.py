@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, Any, ClassVar, Final, Self
 
-from etlstage.messages import Run, StageKind
+from etlstage.messages import Run, StageKind, counted
 from etlstage.protocol.base import Dialect, Limits, Shape, Side
 from etlstage.protocol.marker.blocks import Terms, Window
 from etlstage.protocol.marker.framing import LISTS, ByteFraming
@@ -179,8 +179,8 @@ class MarkerDialect(Definition, Dialect):
         if markers.eop != markers.eom:
             remedy = "; if it answers each message with one, set eop to eom"
         return (
-            f"it wrote {received} bytes without the marker eop"
-            f" '{escape(markers.eop)}' behind its reply{remedy}"
+            f"it wrote {counted(received, 'byte')} without the marker eop"
+            f" '{escape(markers.eop)}' after its reply{remedy}"
         )
 
     def problem(self, kind: StageKind) -> str | None:

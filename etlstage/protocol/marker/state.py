@@ -209,10 +209,8 @@ _HINTS: Final[Mapping[tuple[Mode, Token] | tuple[MarkerState, Token], str]] = {
     ),
     (Mode.SINGLE, Token.EOB): "there are no batches in single mode",
     (Mode.CYCLIC, Token.EOB): "there are no batches in an extract stage",
-    (MarkerState.IDLE, Token.OUTPUT): (
-        "no message is to be answered; diagnostics belong on stderr"
-    ),
-    (MarkerState.IDLE, Token.EOP): "no message is to be answered",
+    (MarkerState.IDLE, Token.OUTPUT): "no reply is due; diagnostics belong on stderr",
+    (MarkerState.IDLE, Token.EOP): "no reply is due",
     (MarkerState.IDLE, Token.BNC): "BNC follows a message, and none was sent",
     (MarkerState.BUSY, Token.BNC): "the batch is closed already",
     (MarkerState.FILLING, Token.EOP): "the batch is not closed yet; EOP follows EOB",

@@ -251,7 +251,7 @@ class KinesisSource(ShardedSource):
                 tried += 1
                 pause = _pause(tried)
                 _log.warning(
-                    "shard is read again in a while",
+                    "retrying shard read",
                     stage=self.name,
                     shard=shard,
                     error=str(error),

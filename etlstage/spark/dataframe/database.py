@@ -53,8 +53,8 @@ class Database:
     def __init__(self, spark: SparkSession, options: Mapping[str, str]) -> None:
         if over_connect(spark):
             raise CommitRefused(
-                "over Spark Connect there is no transaction that an epoch could be"
-                " loaded in: use a session with a JVM of its own"
+                "over Spark Connect an epoch can't be loaded in a transaction: use a"
+                " session with a JVM of its own"
             )
         # PySpark offers no other access to these.
         java: Any = spark._jvm

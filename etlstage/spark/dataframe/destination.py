@@ -79,8 +79,8 @@ class Destination:
     def __post_init__(self) -> None:
         if self.mode == "ignore":
             raise ConfigError(
-                "mode 'ignore' is refused: it would drop all messages in silence "
-                "when there is output already; use append, overwrite or error"
+                "mode 'ignore' is refused: it would silently drop all messages if there "
+                "is output already; use append, overwrite or error"
             )
         if self.mode not in _MODES:
             raise ConfigError(
@@ -169,7 +169,9 @@ class Destination:
         try:
             rmdir(mkdtemp(prefix=".etlstage-", dir=nearest))
         except OSError as error:
-            return f"can't make {path}: {nearest}: {os_reason(error)}; set another path"
+            return (
+                f"can't create {path}: {nearest}: {os_reason(error)}; set another path"
+            )
         return None
 
     @property
@@ -204,8 +206,8 @@ def _unknown_format(spark: SparkSession, format_: str) -> str | None:
         if "[DATA_SOURCE_NOT_FOUND]" in text_of(error):
             close = guess(format_.lower(), (*_BUILT_IN, "avro"))
             return (
-                f"there is no format {format_!r}{close}: one that is not Spark's own"
-                " needs its package, in spark.jars.packages"
+                f"there is no format {format_!r}{close}: a format that is not built into"
+                " Spark needs its package in spark.jars.packages"
             )
     return None
 

@@ -185,9 +185,9 @@ class DataFrameSink(RowSink, SparkSink):
         if found is None and self.epochs:
             # Rows of earlier epochs are in another database, and would stay there.
             raise self._failure(
-                f"epoch {self.epochs} of the load that goes on is recorded, and"
-                f" {self._destination} has none of it: set the url that it had, or have"
-                " it loaded anew by 'etlstage state reset'"
+                f"epoch {self.epochs} of this load is recorded, but {self._destination}"
+                " has no record of the load: set the url that was used before, or load"
+                " everything again after 'etlstage state reset'"
             )
         return found
 

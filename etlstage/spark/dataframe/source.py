@@ -172,8 +172,8 @@ class DataFrameSource(Source):
                 spool, parts = await self._fill(frame)
                 if parts is None:
                     raise self._failed(
-                        f"executors do not see the folder {spool}: it is read more than"
-                        " once, set spool to a folder that they see"
+                        f"executors can't access the folder {spool}: the spool is read"
+                        " more than once; set spool to a folder that they can access"
                     )
                 self._whole = spool, parts
             place, begin = 0, after + 1
@@ -229,15 +229,17 @@ class DataFrameSource(Source):
         if parts is None:
             if self._kept is not None:
                 raise self._failed(
-                    f"executors do not see the folder {spool}: with state a spool is"
-                    " kept there, set spool to a folder that they see"
+                    f"executors can't access the folder {spool}: a run with state keeps"
+                    " its spool there; set spool to a folder that they can access"
                 )
             return self._packed_runs(frame)
         if self._kept is not None:
             await anyio.to_thread.run_sync(self._kept.keep, parts, self._of)
             if again := await anyio.to_thread.run_sync(self._again):
                 return again
-            raise self._failed(f"the spool in {self._kept.path} was removed meanwhile")
+            raise self._failed(
+                f"the spool in {self._kept.path} was removed during the run"
+            )
         return self._spooled_runs(spool, parts)
 
     def begin(self, epochs: Epochs) -> None:
@@ -272,16 +274,15 @@ class DataFrameSource(Source):
         if found is None:
             if self._from != (0, 0):
                 raise self._failed(
-                    f"can't read on: there is no whole spool in {spool}; start from the"
+                    f"can't resume: there is no complete spool in {spool}; start from the"
                     " beginning, after etlstage state reset"
                 )
             return None
         of, parts = found
         if of != self._of:
             raise self._failed(
-                f"can't read on: the spool in {spool} was read with other settings"
-                " than these; go on with those, or start from the beginning, after"
-                " etlstage state reset"
+                f"can't resume: the spool in {spool} was made with different settings;"
+                " restore those, or start from the beginning, after etlstage state reset"
             )
         return self._spooled_runs(spool, parts)
 
@@ -364,9 +365,9 @@ class DataFrameSource(Source):
     def _outside(self, spool: Path, found: str) -> SourceFailed:
         part, run = self._from
         return self._failed(
-            f"can't read on behind run {run} of part {part}, counted from 0: the spool"
-            f" in {spool} has {found}; start from the beginning, after etlstage state"
-            " reset"
+            f"can't resume after run {run} of part {part} (parts are counted from 0):"
+            f" the spool in {spool} has {found}; start from the beginning, after etlstage"
+            " state reset"
         )
 
     def _failed(self, text: str) -> SourceFailed:
@@ -394,7 +395,7 @@ def _read_file(
             yield run_of(block.batch)
     if blocks.messages != messages:
         raise BlockDamaged(
-            f"{path}: whole blocks of {blocks.messages} messages are there, up to byte"
+            f"{path} has complete blocks with {blocks.messages} messages, up to byte"
             f" {blocks.end}, expected {messages} messages"
         )
     if not keep:

@@ -59,7 +59,7 @@ NONCE: Final = "nonce"
 """File in the spool directory by which a task recognizes the driver's directory."""
 
 _SPOOLED: Final = "partition int, file string, messages long, nulls long"
-_UNSEEN: Final = "etlstage does not see its spool directory"
+_UNSEEN: Final = "etlstage can't access its spool directory"
 _FULL: Final = "no space is left in etlstage's spool directory"
 _PACKED: Final = "partition int, run binary, nulls long"
 

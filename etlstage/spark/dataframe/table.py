@@ -133,9 +133,9 @@ class EpochTable:
                 )
             elif found[1] != done:
                 return (
-                    f"{self._epochs} has epoch {found[1]} of load {self._load}, and"
-                    f" epoch {done} is recorded: was the database set back?"
-                    " 'etlstage state reset' loads all anew"
+                    f"{self._epochs} has epoch {found[1]} of load {self._load}, but the"
+                    f" recorded epoch is {done}: was the database restored to an earlier"
+                    " state? After 'etlstage state reset' everything is loaded again"
                 )
             if columns is None:
                 database.create(connection, self._table, schema)
@@ -250,8 +250,8 @@ class EpochTable:
         return f"etlstage_{self._load}_{fence}".replace("-", "_")
 
     def _taken(self, found: tuple[int, int, str] | None) -> CommitRefused:
-        about = "its row is gone" if found is None else f"fence {found[0]}"
+        about = "its row is missing" if found is None else f"fence {found[0]}"
         return CommitRefused(
             f"another run has taken over the load {self._load} ({about} in"
-            f" {self._epochs}, this run has fence {self._fence}): nothing is committed"
+            f" {self._epochs}, this run has fence {self._fence}): nothing was committed"
         )

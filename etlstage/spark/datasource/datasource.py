@@ -104,8 +104,8 @@ class WorkerDataSource(DataSource):
     def _writing(self, overwrite: bool) -> Writing:
         if overwrite:
             raise ConfigError(
-                "format etlstage: mode is overwrite, or complete, expected append: what"
-                " a worker has loaded it can't take back"
+                "format etlstage: mode is overwrite, or complete, expected append: a"
+                " worker can't take back what it has loaded"
             )
         return writing(self.options)
 

@@ -59,8 +59,8 @@ def fitting_of(schema: StructType) -> Fitting:
             Fitting(_ddl(StructType([field])))
         except ValueError as error:
             raise ConfigError(
-                f"column {field.name!r} has {field.dataType.simpleString()}, which can't"
-                " be read from JSON"
+                f"column {field.name!r} is of type {field.dataType.simpleString()}, which"
+                " can't be read from JSON"
             ) from error
     try:
         return Fitting(_ddl(schema), missing="null", strict=True)
@@ -104,8 +104,8 @@ def check_written(schema: StructType) -> None:
         for kind in _leaves(field.dataType):
             if not isinstance(kind, _WRITTEN):
                 raise ConfigError(
-                    f"column {field.name!r} has {kind.simpleString()}, which can't be"
-                    " written as JSON"
+                    f"column {field.name!r} has values of type {kind.simpleString()},"
+                    " which can't be written as JSON"
                 )
 
 
@@ -149,8 +149,8 @@ def _check_names(kind: DataType) -> None:
     for name, count in Counter(names).items():
         if count > 1:
             raise ConfigError(
-                f"column {name!r} is there {count} times, and JSON has it once: rename"
-                f" {'one' if count == 2 else 'all but one'}"
+                f"column {name!r} appears {count} times, but JSON can have it only once:"
+                f" rename {'one' if count == 2 else 'all but one'}"
             )
     for one in _inner(kind):
         _check_names(one)

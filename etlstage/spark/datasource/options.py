@@ -56,7 +56,7 @@ class SharedFolder(Kind):
         """Return the folder."""
         scheme, colon, rest = str(value).partition(":/")
         if colon and scheme != "file":
-            wanted = "a folder that all executors see, or a file: URI"
+            wanted = "a folder that all executors can access, or a file: URI"
             raise unexpected(wanted, value)
         # Tasks have another working directory than the driver.
         return Path("/" + rest.lstrip("/")) if colon else Path(value).absolute()
@@ -101,17 +101,16 @@ class Reading(_Read):
         if self.stage.kind is not StageKind.EXTRACT:
             raise ConfigError(
                 f"stage {self.stage.name} is of kind {self.stage.kind.value},"
-                " expected extract: it is to be read from"
+                " expected extract for a read"
             )
         given = self.offsets is not None and self.offsets.by == "supervisor"
         shape = self.stage.dialect.shape
         if (shape is Shape.MESSAGE) != given:
             mode = "cyclic" if shape is Shape.MESSAGE else "plain"
             raise ConfigError(
-                f"stage {self.stage.name}: mode {mode} and offsets"
-                " don't go together: Spark may ask for a part of the data again, so"
-                " offsets of a cyclic stage are kept by the supervisor, and a plain"
-                " stage has none"
+                f"stage {self.stage.name}: mode {mode} and the given offsets don't match:"
+                " Spark may request a part of the data again, so the supervisor must keep"
+                " the offsets of a cyclic stage, and a plain stage has none"
             )
 
 
@@ -130,12 +129,12 @@ class Writing(_Write):
         if self.stage.kind is not StageKind.LOAD:
             raise ConfigError(
                 f"stage {self.stage.name} is of kind {self.stage.kind.value},"
-                " expected load: it is to be written to"
+                " expected load for a write"
             )
         if self.stage.dialect.shape is Shape.COMMITTED:
             raise ConfigError(
-                f"dialect {self.stage.dialect.name} commits when it likes: Spark has no"
-                " position that its worker could commit"
+                f"a worker of dialect {self.stage.dialect.name} decides by itself when to"
+                " commit, but Spark has no position that it could commit"
             )
         if self.path is not None and (self.commit or self.abort):
             raise ConfigError(
@@ -193,7 +192,7 @@ def writing(options: Mapping[str, str]) -> Writing:
             if name == "on_error.retries" or name.startswith(("restart.", "recycle.")):
                 raise _refusal(
                     f"option {name} can't be used together with path or commit: an"
-                    " attempt that has lost its worker is thrown away, and Spark makes"
+                    " attempt that has lost its worker is discarded, and Spark starts"
                     " another"
                 )
         # What a worker has done with a message that was lost or cancelled is unknown,
@@ -208,15 +207,15 @@ def writing(options: Mapping[str, str]) -> Writing:
 
 def _stage(given: dict[str, Any], kind: StageKind) -> Stage:
     if "command" not in given:
-        raise _refusal("option command is missing: the program of the worker")
+        raise _refusal("option command is missing: set it to the worker's program")
     named, settings = given.pop("dialect", (DEFAULT, {}))
     spoken = {
         key: given.pop(name) for name, key in _spoken(kind).items() if name in given
     }
     if spoken and named != DEFAULT:
         raise _refusal(
-            f"option {next(iter(spoken))} is of dialect {DEFAULT}: what {named} knows is"
-            f' an object, as in {{"name": "{named}", ...}}'
+            f"option {next(iter(spoken))} belongs to dialect {DEFAULT}: for {named}, give"
+            f' the settings in option dialect, as in {{"name": "{named}", ...}}'
         )
     values: dict[str, Any] = {"name": kind.value, "kind": kind}
     for name, value in given.items():
@@ -290,7 +289,9 @@ def _parsed(kind: Kind, text: str) -> object:
 
 
 def _words(text: str) -> object:
-    wanted = 'a JSON list such as ["python", "fetch.py"], or words as for a shell'
+    wanted = (
+        'a JSON list such as ["python", "fetch.py"], or a command line as in a shell'
+    )
     try:
         words = json.loads(text) if text.lstrip()[:1] == "[" else shlex.split(text)
     except ValueError:
@@ -302,7 +303,7 @@ def _words(text: str) -> object:
 
 
 def _object(text: str) -> object:
-    wanted = 'a JSON object of texts such as {"LANG": "C.UTF-8"}'
+    wanted = 'a JSON object of strings such as {"LANG": "C.UTF-8"}'
     try:
         found = json.loads(text)
     except ValueError:

@@ -93,7 +93,7 @@ def ranges(
     if count > _TASKS:
         raise ConfigError(
             f"stage {stage}: offsets {start} to {end} make {count} tasks, expected no"
-            f" more than {_TASKS}: raise step, give partitions, or for a stream"
+            f" more than {_TASKS}: raise step, set partitions, or, for a stream, set"
             " max_per_batch"
         )
     if partitions is None:

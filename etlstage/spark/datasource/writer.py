@@ -321,7 +321,7 @@ def _tell(
         anyio.run(tell, writing.stage, tuple(command), messages)
     except EtlstageError as error:
         raise SinkFailed(
-            f"{error} (given the list of attempts)", stage=writing.stage.name
+            f"{error} (its input was the list of attempts)", stage=writing.stage.name
         ) from error
 
 

@@ -145,7 +145,7 @@ class ExecutorPipeline(Runner):
                 if self._loading.cancelled_caught:
                     self._cut = True
                     _log.warning(
-                        "draining took too long: loading is broken off",
+                        "draining took too long: loading is aborted",
                         seconds=self.drain_limit,
                     )
                     return "drained"

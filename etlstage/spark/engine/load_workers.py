@@ -88,7 +88,7 @@ class LoadWorkers(SparkSink):
             )
         except Exception as error:
             raise SinkFailed(explain(error, log_path), stage=self.name) from error
-        staged = Account(f"what {self.name} is given", StageKind.EXTRACT)
+        staged = Account(f"input of {self.name}", StageKind.EXTRACT)
         loaded = Account(self.name, StageKind.LOAD)
         chain = Chain(
             staged.stage, (), self._letters, self._shipment, self._stage, starts

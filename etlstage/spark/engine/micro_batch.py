@@ -40,7 +40,7 @@ __all__ = ("CHECKPOINT", "STOPPED", "BatchFailure", "Batches")
 
 CHECKPOINT: Final = "checkpoint"
 """Spark's checkpoint of the query, in the state directory."""
-STOPPED: Final = "etlstage begins no further batch"
+STOPPED: Final = "etlstage starts no further batch"
 """The error of a batch that comes after the stream was asked to stop."""
 
 _STOP: Final = "stop"
@@ -164,8 +164,8 @@ class Batches:
                 return
             if done < number:
                 raise StateUnusable(
-                    f"can't go on with batch {number}: {self._state} has a record of"
-                    f" {done} before it; 'etlstage state reset"
+                    f"can't continue with batch {number}: {self._state} has records of"
+                    f" only {done} of the batches before it; 'etlstage state reset"
                     f" {shlex.quote(str(self._state))}' starts from the beginning"
                 )
             await self._load(messages, delivery, accounts)

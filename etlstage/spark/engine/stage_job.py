@@ -165,8 +165,9 @@ class StageJob:
 
     def _no_room(self, error: OSError) -> StageError:
         return StageError(
-            f"{self._chain.source}: can't hold the dead letters in {tempfile.gettempdir()}:"
-            f" {os_reason(error)}; set TMPDIR to a folder with room for them",
+            f"{self._chain.source}: can't store the dead letters in"
+            f" {tempfile.gettempdir()}: {os_reason(error)}; set TMPDIR to a folder with"
+            " room for them",
             stage=self._chain.source,
         )
 

@@ -247,7 +247,7 @@ def staging_for(
     if folder is None and not master.startswith("local"):
         raise ConfigError(
             f"stages on the executors of {master or 'a server'} need the key"
-            " spark.staging: a folder that all of them see, such as"
+            " spark.staging: a folder that all of them can access, such as"
             " hdfs:///tmp/etlstage"
         )
     if keeper is not None:

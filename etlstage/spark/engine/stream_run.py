@@ -180,7 +180,7 @@ class StreamingPipeline(Runner):
                 except SourceFailed as error:
                     if not left or self._drained or not _SLOW.search(str(error)):
                         raise
-                    _log.warning("query is started again", reason=str(error))
+                    _log.warning("query is restarted", reason=str(error))
                 else:
                     return
         finally:
@@ -254,7 +254,7 @@ class StreamingPipeline(Runner):
         self._cut = True
         self._batches.stop(at_once=True)
         _log.warning(
-            "draining took too long: the batch is broken off", seconds=self.drain_limit
+            "draining took too long: the batch is aborted", seconds=self.drain_limit
         )
 
     def _failure(self, error: Exception) -> StageError:

@@ -79,6 +79,6 @@ class JournalDataSource(DataSource):
         if overwrite:
             raise ConfigError(
                 f"format {NAME}: mode is overwrite, or complete, expected append:"
-                " readers may have what is in a journal"
+                " readers may already have read what is in a journal"
             )
         return read_options(JournalWriting, self.options)

@@ -68,7 +68,7 @@ class JournalReading(Definition):
         """Yield contradictions among the options."""
         yield from start_problems(given)
         if given.get("reader") and given.get("read_uncommitted") is True:
-            text = "needs committed messages: a position among others means nothing"
+            text = "needs committed messages: a position among others has no meaning"
             yield broken(("reader",), text)
 
     @property
@@ -79,7 +79,7 @@ class JournalReading(Definition):
 
 def log_damage(error: FrameError | JournalDamaged) -> None:
     """Log damage that is skipped."""
-    _LOG.warning("damage passed over: %s", error)
+    _LOG.warning("damage skipped: %s", error)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,8 +154,8 @@ class SetFolder(NamedTuple):
         """
         if not self.path.exists() or self.path.stat().st_ino != self.inode:
             raise JournalError(
-                f"host {socket.gethostname()} does not see the driver's journals in"
-                f" {self.path}: tasks need the same folder, and a file system on which"
-                " locks hold"
+                f"host {socket.gethostname()} can't access the driver's journals in"
+                f" {self.path}: tasks need the same folder, on a file system on which"
+                " locks work"
             )
         return Journals.open(self.path, create=False)

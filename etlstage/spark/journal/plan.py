@@ -279,13 +279,15 @@ class Planner:
         lanes = self._lanes(start)
         for journal, text in end.items():
             if (lane := lanes.get(journal)) is None:
-                raise JournalError(f"{journal}: it is in the checkpoint, and not there")
+                raise JournalError(
+                    f"{journal}: it is in the checkpoint, but does not exist"
+                )
             wanted = _LanePlace.of(journal, text).frames
             while lane.frames < wanted:
                 if lane.poll() is None:
                     raise JournalError(
-                        f"{journal}: the checkpoint has {wanted} frames, and there are"
-                        f" {lane.frames}: it is not the journal that was read"
+                        f"{journal}: the checkpoint has {wanted} frames, but the journal"
+                        f" has only {lane.frames}: it is not the journal that was read"
                     )
                 lane.take(self._reading.partition_bytes)
         return self._batch(lanes, start).tasks

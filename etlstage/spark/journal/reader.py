@@ -144,9 +144,9 @@ class JournalRows:
                         yield envelope
                 if found != frames and not (damage.found and found < frames):
                     raise JournalError(
-                        f"{journal}: {found} frames from offset {begin} to {end},"
-                        f" {frames} were planned: it is not the journal that the driver"
-                        " has read"
+                        f"{journal}: found {found} frames from offset {begin} to {end},"
+                        f" but {frames} were planned: it is not the journal that the"
+                        " driver has read"
                     )
 
     def _batch(self, held: list[tuple[Envelope, Run]]) -> pa.RecordBatch:

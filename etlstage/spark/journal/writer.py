@@ -155,8 +155,8 @@ class StoredCommits:
             self._finish(name)
         except (OSError, JournalError) as error:
             raise SinkFailed(
-                f"the write is committed and could not be ended: {error}; don't repeat"
-                " it: the next that writes to these journals ends it",
+                f"the write is committed but could not be completed: {error}; don't"
+                " repeat it: the next write to these journals completes it",
                 stage=NAME,
             ) from error
 
@@ -286,7 +286,7 @@ class _AppendingTask:
 
             held = storage.hold(path)
             if held is None:
-                raise SinkFailed("the write is aborted", stage=NAME)
+                raise SinkFailed("the write was aborted", stage=NAME)
             try:
                 sink = anyio.run(self._appended, batches, note)
             finally:

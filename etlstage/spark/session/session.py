@@ -74,7 +74,9 @@ class Session:
 
         """
         if remote is not None and master is not None:
-            raise ValueError(f"master {master} and remote {remote} exclude each other")
+            raise ValueError(
+                f"master {master} and remote {remote} can't be used together"
+            )
         if remote is not None and not remote.startswith(("sc://", "local")):
             raise ValueError(
                 f"remote {remote} is not a server, expected sc://host:port or local[*]"
@@ -278,7 +280,7 @@ def _running(remote: str | None) -> SparkSession | None:
         return None
     if remote is not None and not over_connect(spark):
         raise SparkUnavailable(
-            f"remote {remote} was asked for, but this process runs a classic session: "
+            f"remote {remote} was requested, but this process runs a classic session: "
             "stop that session first"
         )
     return spark

@@ -95,8 +95,8 @@ def ship(
         text = explain(error)
         if any(known in str(error) for known in _DUPLICATES):
             text = (
-                "a file of this name was shipped with other content, which the session"
-                f" keeps: give it another name, or start a session ({text})"
+                "a file of this name was already shipped with other content, which the"
+                f" session keeps: give it another name, or start a new session ({text})"
             )
         raise ConfigError(f"can't ship: {text}") from error
 
@@ -112,7 +112,9 @@ def _kept(paths: Sequence[str | os.PathLike[str]]) -> list[str]:
     found = [_parted(os.fspath(path)) for path in paths]
     for path, _, _ in found:
         if os.path.isdir(path):
-            raise ConfigError(f"can't ship {path}: it is a folder, make an archive")
+            raise ConfigError(
+                f"can't ship {path}: it is a folder; make an archive of it"
+            )
         if not os.path.isfile(path):
             raise ConfigError(f"can't ship {path}: it does not exist")
     return [str(_copy(path)) + mark + name for path, mark, name in found]

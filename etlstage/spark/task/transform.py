@@ -122,11 +122,11 @@ def _check(stage: Stage, keep: Sequence[str]) -> None:
     if stage.kind is not StageKind.TRANSFORM:
         raise ConfigError(
             f"stage {stage.name} is of kind {stage.kind.value}, expected transform:"
-            " Spark may run a task twice, or ahead of a limit"
+            " Spark may run a task twice, or for rows beyond a limit"
         )
     if isinstance(keep, str):
         # Each letter would be taken for a column.
-        raise ConfigError(f"keep is the text {keep!r}, expected a list: [{keep!r}]")
+        raise ConfigError(f"keep is the string {keep!r}, expected a list: [{keep!r}]")
     if keep and stage.dialect.shape.batches:
         raise ConfigError(
             f"stage {stage.name} answers in batches: outputs can't be matched to rows,"
@@ -157,13 +157,13 @@ def _columns(
     names = ["value"] if schema is None else schema.names
     if both := sorted(set(kept.names) & set(names)):
         raise ConfigError(
-            f"column {both[0]!r} would be there twice: it is kept, and made by stage"
-            f" {stage.name}; rename it in front, or in schema"
+            f"column {both[0]!r} would appear twice: it is kept, and made by stage"
+            f" {stage.name}; rename it in the input, or in schema"
         )
     if errors and _ERROR in {*kept.names, *names}:
         raise ConfigError(
-            f"column {_ERROR!r} would be there twice: errors='column' makes one; rename"
-            " the other in front, or in schema"
+            f"column {_ERROR!r} would appear twice: errors='column' adds one; rename the"
+            " other in the input, or in schema"
         )
     front = [sf.col(KEPT).getField(name).alias(name) for name in kept.names]
     error = [sf.col(ERROR)] if errors else []

@@ -214,7 +214,7 @@ class Dispatcher:
         begun.cost += cost_of(outputs)
         if begun.cost > (most := self._stage.max_reply):
             raise PayloadTooBig(
-                f"reply takes more than {most} bytes of memory, with no end yet;"
+                f"reply takes more than {most} bytes of memory and has not ended yet;"
                 " see max_reply"
             )
         begun.outputs.extend(outputs)

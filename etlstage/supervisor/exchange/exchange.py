@@ -261,7 +261,7 @@ class Exchange:
 
     def split(self, count: int) -> tuple[Exchange, Exchange]:
         """Return the first ``count`` messages, and the others; none may be done."""
-        assert not self.at, "what is done with can't be split"
+        assert not self.at, "a partly answered exchange can't be split"
         first = self.messages[:count]
         size = size_of(first)
         return (

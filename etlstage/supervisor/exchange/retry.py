@@ -121,7 +121,7 @@ def judge_rounds(
     found, progress = Judgement([], [], []), False
     for exchange in rounds:
         lost, asked = exchange, exchange.submission
-        assert isinstance(asked, Round), "only rounds are asked for again"
+        assert isinstance(asked, Round), "only rounds are requested again"
         repeatable = asked.repeatable
         if repeatable and asked.rewind():
             progress = True

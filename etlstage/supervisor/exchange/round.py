@@ -147,7 +147,7 @@ class Round(Submission):
         if self._given < self._known:
             return ()
         if self._print != self._known_print:
-            self._fail("others")
+            self._fail("different ones")
         outputs = outputs[again:]
         self._print = _fingerprint(outputs, self._print)
         return outputs
@@ -155,9 +155,10 @@ class Round(Submission):
     def _fail(self, found: str) -> None:
         """End the round: the repeated messages differ from those passed on."""
         self.error = SourceFailed(
-            f"stage {self._stage}: a worker was lost when it had given {self._known}"
-            f" messages of a range; asked for it again, another gave {found}: a range"
-            " must give the same messages each time",
+            f"stage {self._stage}: a worker was lost when it had given"
+            f" {counted(self._known, 'message')} of a range; when the range was"
+            f" requested again, another worker gave {found}: a range must give the same"
+            " messages each time",
             stage=self._stage,
         )
         self._on_outcome()

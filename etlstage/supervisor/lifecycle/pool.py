@@ -196,7 +196,7 @@ class PoolState:
             return Health("degraded", f"{len(running)} of {workers} running: {reasons}")
         if wanted and not running:
             names = ", ".join(life.name for life in wanted)
-            return Health("starting", f"waits for {names} to be ready")
+            return Health("starting", f"waiting for {names} to be ready")
         return Health("ready")
 
     # --- how many -----------------------------------------------------------
@@ -282,7 +282,7 @@ def _reason(life: WorkerLife, now: float) -> str:
         case WorkerState.BACKOFF:
             # Read in another thread: the timer may have rung just now.
             wait = max(0.0, (life.timer or now) - now)
-            return f"{life.name} is restarted in {wait:.1f} s"
+            return f"{life.name} will be restarted in {wait:.1f} s"
         case WorkerState.FATAL | WorkerState.EXITED:
             return life.end
         case _:

@@ -135,7 +135,7 @@ class WorkerHistory:
 
 def fate_of(event: WorkerExited) -> str:
     """Return what became of a worker, with the messages it answered and held."""
-    parts = [event.fate or f"ended with status {event.status}"]
+    parts = [event.fate or f"exited with status {event.status}"]
     if event.answered:
         parts.append(f"{counted(event.answered, 'message')} answered")
     if event.lost:
@@ -384,7 +384,7 @@ class WorkerLife:
 
     def _remains_ended(self, event: RemainsEnded, now: float) -> None:
         if event.killed:
-            left = f"{event.killed:,} left behind by pid {event.pid}"
+            left = f"processes left behind by pid {event.pid}: {event.killed:,}"
             self.story.note(now, f"{left} killed")
         self._out.append(Publish(event))
 
@@ -394,7 +394,7 @@ class WorkerLife:
             self.spawn()
         elif self.state is WorkerState.STARTING:
             limit = self._stage.timeout.start
-            reason = f"was not ready within {limit} s"
+            reason = f"was not ready within {limit:g} s (timeout.start)"
             self._out.append(Fail(self.name, reason, "start"))
         else:
             if now >= self._worn_at:
@@ -433,7 +433,9 @@ class WorkerLife:
         if limit is not None:
             seen = now if idle_since is None else max(self._alive_at, idle_since)
             if now >= seen + limit:
-                reason = f"missed its heartbeat ({limit} s) while idle"
+                reason = (
+                    f"sent no heartbeat for {limit:g} s (timeout.heartbeat) while idle"
+                )
                 self._out.append(Fail(self.name, reason, "heartbeat"))
                 return
             at = min(at, seen + limit)

@@ -63,14 +63,14 @@ async def sends_heartbeats(subject: Subject) -> None:
         try:
             await worker.until(
                 lambda: any(isinstance(event, Alive) for event in worker.events),
-                "did not beat a second time",
+                "did not send a second heartbeat",
             )
         except WorkerMisbehaved:
             if worker.broken or worker.status is not None or worker.timeout == most:
                 raise
             raise NotApplicable(
-                f"it did not beat a second time within {worker.timeout:g} s, and may"
-                f" take {most:g}: --timeout {most:g} looks as long"
+                f"it did not send a second heartbeat within {worker.timeout:g} s, and"
+                f" may take {most:g} s: to wait as long, set --timeout {most:g}"
             ) from None
 
 
@@ -126,13 +126,13 @@ async def terminates_on_request(subject: Subject) -> None:
         for event in said:
             if event.final:
                 worker.fail(
-                    f"answered with code {event.code}, abnormal, that none could work:"
-                    f" {event.reason}"
+                    f"answered with code {event.code} (abnormal), which means that no"
+                    f" worker could do the work: {event.reason}"
                 )
         if status:
             subject.advise(worker, f"it {describe_status(status)} after a terminate")
         if not said:
-            subject.advise(worker, "it went without a terminate of its own")
+            subject.advise(worker, "it exited without a terminate of its own")
 
 
 async def ends_its_sessions_before_it_terminates(subject: Subject) -> None:
@@ -147,8 +147,8 @@ async def ends_its_sessions_before_it_terminates(subject: Subject) -> None:
         except WorkerMisbehaved:
             subject.advise(
                 worker,
-                "it drops its open sessions on a terminate: here it has none then,"
-                " elsewhere they may be lost",
+                "it drops its open sessions on a terminate: etlstage lets them end"
+                " first; with other supervisors they may be lost",
             )
 
 
@@ -158,10 +158,10 @@ async def exits_when_heartbeats_go_unanswered(subject: Subject) -> None:
         try:
             await worker.exited()
         except WorkerMisbehaved:
-            stayed = f"it stayed for {subject.timeout:g} s without an answer"
+            stayed = f"it kept running for {subject.timeout:g} s without an answer"
             if subject.timeout >= _PATIENT:
                 subject.advise(worker, stayed)
-            wait = f"frameworks wait 5 to 60 s: --timeout {_PATIENT:g} looks as long"
+            wait = f"frameworks wait 5 to 60 s: to wait as long, set --timeout {_PATIENT:g}"
             raise NotApplicable(f"{stayed}; {wait}") from None
 
 
@@ -242,10 +242,16 @@ async def answers_while_others_wait(subject: Subject) -> None:
             if worker.broken or worker.status is not None:
                 raise
             subject.advise(
-                worker, "it has one session at a time: its stage needs concurrency: 1"
+                worker,
+                "it handles one session at a time: its stage needs concurrency: 1",
             )
         await worker.send(Added(1, first, ended=True))
-        await _as_expected(subject, worker, [first, second], "in turn")
+        await _as_expected(
+            subject,
+            worker,
+            [first, second],
+            "when the second session was answered first",
+        )
 
 
 async def accepts_a_session_without_chunks(subject: Subject) -> None:
@@ -295,7 +301,9 @@ async def accepts_a_session_that_is_cancelled(subject: Subject) -> None:
         await worker.send(Cancelled(1, 7, "not wanted any more"))
         await worker.send(_begun(subject, 2, []), Cancelled(2, 7, "neither"))
         await worker.send(_whole(subject, 3, runs[2]))
-        await _as_expected(subject, worker, runs[2:], "when others were cancelled")
+        await _as_expected(
+            subject, worker, runs[2:], "when other sessions were cancelled"
+        )
 
 
 async def writes_nothing_after_the_end(subject: Subject) -> None:
@@ -332,7 +340,7 @@ async def accepts_numbers_with_gaps(subject: Subject) -> None:
                 lambda: not worker.session.owed,
                 f"did not end session {number}",
             )
-        await _as_expected(subject, worker, runs, "when their numbers had gaps")
+        await _as_expected(subject, worker, runs, "when session numbers had gaps")
 
 
 async def accepts_headers(subject: Subject) -> None:
@@ -343,7 +351,7 @@ async def accepts_headers(subject: Subject) -> None:
             raise NotApplicable("it speaks a version that has no headers")
         for number, run in enumerate(runs, 1):
             await worker.send(_whole(subject, number, run)._replace(headers=_TRACE))
-        await _as_expected(subject, worker, runs, "when their frames had headers")
+        await _as_expected(subject, worker, runs, "when frames had headers")
 
 
 # --- what they have in common ---------------------------------------------------------

@@ -43,9 +43,11 @@ async def writes_all_and_exits(subject: Subject) -> None:
                 f"exited with status {status}: the extraction counts as incomplete"
             )
         if worker.left:
-            worker.fail("left something behind, which had to be killed")
+            worker.fail("left processes behind, which had to be killed")
     if not outputs:
-        raise Advice("it extracted nothing; a worker that is asked is cyclic")
+        raise Advice(
+            "it extracted nothing; if it answers requests, set dialect.mode: cyclic"
+        )
 
 
 async def writes_the_same_again(subject: Subject) -> None:
@@ -94,7 +96,7 @@ async def repeats_what_was_not_received(subject: Subject) -> None:
         (again,) = await worker.exchange([b""])
         if again.outputs[: len(first)] != first:
             worker.fail(
-                "was killed when it had replied, and then did not give the same"
+                "was killed after its reply, and then did not give the same messages"
                 f" again: {_apart(first, again.outputs)}"
             )
 
@@ -133,7 +135,10 @@ async def knows_its_latest_offset(subject: Subject) -> None:
     async with subject.start() as worker:
         before = await _offset(worker, "latest")
         if before is None:
-            subject.advise(worker, "it has no answer to latest: its stage needs end")
+            subject.advise(
+                worker,
+                "it refuses to report its latest offset: its stage needs offsets.end",
+            )
         start = await _first(worker)
         await worker.exchange([_range(start, start + 1)])
         for _ in range(2):
@@ -148,7 +153,8 @@ async def knows_its_latest_offset(subject: Subject) -> None:
         latest = await _offset(worker, "latest")
         if latest is None or latest < before:
             worker.fail(
-                f"reports in another process that {latest} is its latest offset"
+                f"reported that {before} is its latest offset, then {latest} in"
+                " another process"
             )
 
 
@@ -161,10 +167,10 @@ async def repeats_a_range(subject: Subject) -> None:
             for first, last in ((middle, end), (start, end), (start, middle)):
                 (reply,) = await worker.exchange([_range(first, last)])
                 if (first, last) == (start, end):
-                    what = f"gave other messages for {start} to {end}"
+                    what = f"gave different messages for {start} to {end}"
                     _compare(worker, whole, reply.outputs, what)
             (reply,) = await worker.exchange([_range(start, end)])
-            _compare(worker, whole, reply.outputs, f"{what} again")
+            _compare(worker, whole, reply.outputs, f"{what} when asked again")
 
 
 async def ranges_meet(subject: Subject) -> None:
@@ -182,8 +188,8 @@ async def ranges_meet(subject: Subject) -> None:
                     request = _range(first, min(first + step, end))
                     (reply,) = await worker.exchange([request])
                     parts += reply.outputs
-                what = f"gave for {start} to {end}, {step} at a time, not what it gave"
-                _compare(worker, whole, tuple(parts), f"{what} at once")
+                what = f"gave different messages for {start} to {end}, {step} at a time"
+                _compare(worker, whole, tuple(parts), f"{what}, than for all at once")
 
 
 async def repeats_what_was_cut_short(subject: Subject) -> None:
@@ -193,7 +199,7 @@ async def repeats_what_was_cut_short(subject: Subject) -> None:
         await _cut_short(subject, _range(start, end))
         async with subject.start() as worker:
             (reply,) = await worker.exchange([_range(start, end)])
-            what = "gave less once it was killed in the middle"
+            what = "gave different messages after it was killed in the middle"
             _compare(worker, whole, reply.outputs, what)
 
 
@@ -217,7 +223,7 @@ async def accepts_requests_in_parts(subject: Subject) -> None:
         for cuts in (BYTEWISE, range(3, 4), range(9, 2**62, 9)):
             async with subject.start() as worker:
                 (reply,) = await worker.exchange([_range(start, end)], cuts=cuts)
-                what = "gave other messages when asked in parts"
+                what = "gave different messages when the request came in parts"
                 _compare(worker, whole, reply.outputs, what)
 
 
@@ -239,7 +245,7 @@ async def _offset(worker: WorkerUnderTest, which: str) -> int | None:
         return int(number)
     except ValueError:
         outputs = counted(len(reply.outputs), "message")
-        worker.fail(f"gave {outputs}, and not one whole number, as its {which} offset")
+        worker.fail(f"gave {outputs} as its {which} offset, expected one whole number")
 
 
 async def _first(worker: WorkerUnderTest) -> int:
@@ -299,16 +305,17 @@ def _apart(whole: Sequence[bytes], other: Sequence[bytes]) -> str:
     at = next((n for n, (one, two) in pairs if one != two), ends)
     one, two = (repr(m[at])[:60] if at < len(m) else "nothing" for m in (whole, other))
     return (
-        f"{len(whole)} messages and {len(other)}; message {at + 1} is {one} and {two}"
+        f"{len(whole)} messages first, then {len(other)}; message {at + 1} was {one},"
+        f" then {two}"
     )
 
 
 def _plain(subject: Subject) -> str:
-    return "" if subject.shape is Shape.STREAM else "it is asked"
+    return "" if subject.shape is Shape.STREAM else "it answers requests"
 
 
 def _asked(subject: Subject) -> str:
-    return "it is not asked" if subject.shape is Shape.STREAM else ""
+    return "it answers no requests" if subject.shape is Shape.STREAM else ""
 
 
 def _keeps(subject: Subject) -> str:

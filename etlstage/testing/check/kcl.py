@@ -79,7 +79,7 @@ def _records(
 async def _ended(processor: ProcessorUnderTest, why: FarewellReason) -> None:
     status = await processor.end(why)
     if status:
-        processor.fail(f"exited with status {status} at the end of its life")
+        processor.fail(f"exited with status {status} after its last action, expected 0")
 
 
 async def _life(
@@ -223,7 +223,7 @@ async def lets_go_of_a_lost_lease(subject: Subject) -> None:
         await _ended(processor, FarewellReason.LOST)
         for error in INVALID_STATE, SHUTDOWN:
             if processor.refused(error):
-                processor.fail(f"asked for a checkpoint behind leaseLost: {error}")
+                processor.fail(f"asked for a checkpoint after leaseLost: {error}")
 
 
 async def answers_a_request_to_shut_down(subject: Subject) -> None:
@@ -243,7 +243,7 @@ async def answers_a_request_to_shut_down(subject: Subject) -> None:
             shown = processor.transcript.shown(subject.dialect)
             records = counted(left, "record")
             raise Advice(
-                f"it leaves {records} without a checkpoint when it is to shut down",
+                f"it leaves {records} without a checkpoint when asked to shut down",
                 shown,
             )
 

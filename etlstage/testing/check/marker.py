@@ -34,7 +34,7 @@ async def reads_its_markers_from_the_environment(subject: Subject) -> None:
 
     Other markers are needed only if messages may contain the default ones.
     """
-    await _speaks(subject, _BYTES, "other markers than the default ones")
+    await _speaks(subject, _BYTES, "markers other than the default ones")
 
 
 async def accepts_markers_of_several_bytes(subject: Subject) -> None:
@@ -61,7 +61,7 @@ async def accepts_markers_of_several_bytes(subject: Subject) -> None:
                 if len(replies) != len(expected) or await subject.differs(
                     [run], replies, stage=stage
                 ):
-                    worker.fail("replied otherwise when a marker was read in parts")
+                    worker.fail("replied differently when a marker was read in parts")
 
 
 async def _speaks(subject: Subject, markers: Markers, which: str) -> Stage:
@@ -103,7 +103,7 @@ def _extracts(subject: Subject) -> bool:
 
 def _default(subject: Subject) -> str:
     if _dialect(subject).markers.without_err() != Markers(err=None):
-        return "its markers were chosen"
+        return "its stage sets markers of its own"
     return _fed(subject)
 
 

@@ -64,17 +64,16 @@ async def blame_a_buffer(worker: WorkerUnderTest, error: WorkerMisbehaved) -> No
         sent = len(worker.transcript.of(Channel.STDIN))
         if 0 < sent == worker.unread():
             worker.fail(
-                f"has read nothing within {worker.timeout:g} s: where it"
-                f" takes longer to start, set --timeout {6 * worker.timeout:g}"
+                f"has read nothing within {worker.timeout:g} s: if it needs"
+                f" longer to start, set --timeout {6 * worker.timeout:g}"
             )
         worker.close_stdin()
         with anyio.move_on_after(min(worker.timeout, _HELD)):
             await worker.exited()
         if not worker.session.owed:
             worker.fail(
-                "replied only when its stdin was closed: flush stdout behind each"
-                " reply; or it is its input that it collects in a buffer, as mawk does"
-                " without -W interactive"
+                "replied only when its stdin was closed: flush stdout after each"
+                " reply; or it buffers its input, as mawk does without -W interactive"
             )
     raise error
 
@@ -135,7 +134,7 @@ async def takes(subject: Subject, message: bytes) -> None:
             if subject.sample and worker.status is not None:
                 subject.advise(
                     worker,
-                    "it dies of what it can't process: to refuse a message costs no"
+                    "it dies of a message that it can't process: refusing it costs no"
                     " restart",
                 )
             raise
@@ -163,7 +162,7 @@ async def accepts_many_messages_at_once(subject: Subject) -> None:
         expected = await subject.expected(runs)
         if difference := await subject.differs(runs, replies):
             if Counter(expected) == Counter(replies):
-                difference = f"gave its replies in another order: {difference}"
+                difference = f"gave its replies in a different order: {difference}"
             worker.fail(f"{difference}, when the messages came at once")
 
 
@@ -197,7 +196,7 @@ async def handles_input_split_anywhere(subject: Subject) -> None:
             replies += await worker.exchange(run, cuts=(place,))
         await subject.settle(worker)
         if difference := await subject.differs(runs, replies):
-            worker.fail(f"{difference}, when they came in two parts")
+            worker.fail(f"{difference}, when the messages came in two parts")
 
 
 # --- batches, whichever side closes them ----------------------------------------------
@@ -315,10 +314,10 @@ async def continues_after_a_refusal(subject: Subject) -> None:
             if subject.sample:
                 worker.fail("refuses all messages of the sample")
             raise Advice(
-                "it refuses all words: give it a sample of what it can process"
+                "it refuses all test words: give it a sample of what it can process"
             )
     if no.refused is None:
-        raise Advice("it refuses a message at one time, and answers it at another")
+        raise Advice("it refused a message first, and answered the same message later")
     if not reason.strip():
         raise Advice("it gives no reason for a refusal")
 
@@ -332,7 +331,9 @@ async def replies_the_same_again(subject: Subject) -> None:
     """
     runs = _runs(subject, 12)
     if await subject.tell(runs) != await subject.expected(runs):
-        raise Advice("other replies to the same messages, in another process")
+        raise Advice(
+            "it gave different replies to the same messages in another process"
+        )
 
 
 async def keeps_no_state(subject: Subject) -> None:
@@ -343,11 +344,11 @@ async def keeps_no_state(subject: Subject) -> None:
     alone = await subject.tell([[last]])
     if len(replies) == len(runs) and [replies[5]] != alone:
         raise Advice(
-            "the reply to a message depends on those before it: after a restart,"
-            " or with several workers, it is another"
+            "the reply to a message depends on earlier messages: after a restart, or"
+            " with several workers, it will be different"
         )
     if replies[: len(replies) // 2] != replies[len(replies) // 2 :]:
-        raise Advice("a message that comes again has another reply")
+        raise Advice("a message that comes again gets a different reply")
 
 
 async def writes_little_to_stderr(subject: Subject) -> None:
@@ -382,7 +383,7 @@ def piped(subject: Subject) -> str:
 
 def _not_asked(subject: Subject) -> str:
     asks = subject.shape is Shape.ASKED_BATCH
-    return "it is given one message at a time, as it asks" if asks else ""
+    return "it is given one message at a time, on request" if asks else ""
 
 
 def _for(*shapes: Shape) -> Callable[[Subject], str]:
@@ -407,7 +408,9 @@ async def keeps_its_contract(subject: Subject) -> None:
 
 
 def _no_sample(subject: Subject) -> str:
-    return "" if subject.sample else "only of a sample it is known what a reply must be"
+    return (
+        "" if subject.sample else "only for a sample is it known what a reply must be"
+    )
 
 
 def _refuses(subject: Subject) -> str:

@@ -185,13 +185,13 @@ class Subject:
         """
         wanted = await self.expected(runs, stage=stage)
         if len(wanted) != len(replies):
-            return f"gave {len(replies)} replies, and {len(wanted)} otherwise"
+            return f"gave {len(replies)} replies instead of {len(wanted)}"
         for number, (want, got) in enumerate(zip(wanted, replies, strict=True), 1):
             if want != got:
                 again = await self.tell(self._one_by_one(runs), stage=stage)
                 if again != wanted:
                     return ""
-                what = f"{self.shown(got)}, and {self.shown(want)} otherwise"
+                what = f"{self.shown(got)} instead of {self.shown(want)}"
                 return f"replied to exchange {number} with {what}"
         return ""
 

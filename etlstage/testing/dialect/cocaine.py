@@ -182,7 +182,7 @@ class _Stream:
 def _frame_text(passed: PassedFrame) -> str:
     raw, frame, name, session, arguments, headers = passed
     if not name:
-        return f"no frame: {_shown(raw if frame is None else frame)}"
+        return f"not a frame: {_shown(raw if frame is None else frame)}"
     text = name if session is None else f"{name} {session}"
     more = [f"headers {_shown(headers)}"] if headers else []
     return " ".join([text, *map(_shown, arguments), *more])

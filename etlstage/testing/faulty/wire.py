@@ -493,12 +493,12 @@ def unknown(kind: FaultKind, dialect: str) -> str:
     """Return why a worker of a dialect can't have a fault; empty if it can."""
     if dialect not in _WIRES:
         known = " or ".join(sorted(_WIRES))
-        return f"{kind.value} can't be done to dialect {dialect}, only to {known}"
+        return f"{kind.value} is not available in dialect {dialect}, only in {known}"
     if not kind.about or kind.about in _wire(dialect).has:
         return ""
     if kind.about == "a shard":
-        return f"{kind.value} can only be done by 'etlstage kcl simulate'"
-    return f"{kind.value} is about {kind.about}, which dialect {dialect} has not"
+        return f"{kind.value} is only available in 'etlstage kcl simulate'"
+    return f"{kind.value} needs {kind.about}, which dialect {dialect} does not have"
 
 
 class FaultyLaunch:

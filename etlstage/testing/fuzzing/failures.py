@@ -243,7 +243,7 @@ class Failures:
 def _read(path: Path) -> tuple[dict[str, Any], FailureOrigin]:
     with _readable(path):
         plain = json.loads(path.read_bytes())
-        assert plain["version"] == _VERSION, "of another version"
+        assert plain["version"] == _VERSION, "unsupported version"
         worker = plain["worker"]
         if "stage" in worker:
             return plain, FailureOrigin((worker["file"],), worker["stage"])

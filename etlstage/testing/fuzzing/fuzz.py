@@ -181,7 +181,7 @@ class Fuzzer:
         asked += [name for name in self._promised if name not in asked]
         text = ", ".join(("answers", "protocol", *asked))
         if left_out:
-            text += f". Not asked: {', '.join(left_out)}"
+            text += f". Not checked: {', '.join(left_out)}"
         if self._bench.refused:
             refused, replies = self._bench.refused, self._bench.replies
             text += f"; refused {refused:,} of {replies:,}"

@@ -72,11 +72,11 @@ class FailureKind(StrEnum):
     CRASHES = "it crashes"
     BREAKS = "it breaks the protocol"
     OUTPUTS = "it does not give one output for each message"
-    JSON = "it writes what is not JSON"
+    JSON = "it writes output that is not JSON"
     EXPECT = "its reply breaks expect"
     IDEMPOTENT = "it changes its own output"
     ORDER_FREE = "its replies depend on the order of the messages"
-    STATELESS = "its replies depend on the messages before"
+    STATELESS = "its replies depend on earlier messages"
     MODEL = "it differs from the model"
 
     @property

@@ -272,7 +272,7 @@ class Calls(Saying):
     def shown(self, dialect: Dialect, first: int) -> str:
         """Return what is written, as text."""
         reader = kit_of(dialect).reader()
-        assert reader is not None, "whose exchanges have names has frames"
+        assert reader is not None, "a dialect with named exchanges has a reader"
         pieces = cut(self.wire(dialect, first), self.cuts)
         shown = (reader.read(Side.SUPERVISOR, piece) for piece in pieces)
         return " | ".join("; ".join(frames) or "..." for frames in shown)

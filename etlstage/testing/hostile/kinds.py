@@ -294,7 +294,7 @@ class FaultKind(StrEnum):
     )
     REQUEST_SHUTDOWN = _Kind(
         "request_shutdown",
-        "It is requested to shut down after the current action.",
+        "It is asked to shut down after the current action.",
         about="a shard",
         at=Moment.ACTION,
     )

@@ -152,7 +152,10 @@ class HostileWorker:
             # message: so the extra reply was accepted for such a batch, and this reply
             # is the only one to the two batches that were given since.
             self.made_up = True
-            yield f"its second reply was that to {batch[0]!r}: no count shows it"
+            yield (
+                f"its extra reply was taken for the reply to {batch[0]!r}: counting"
+                " replies can't show it"
+            )
         try:
             outputs = [output for message in batch for output in self._work(message)]
         except Exception as error:

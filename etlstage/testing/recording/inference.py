@@ -154,7 +154,7 @@ def inferred(recordings: Iterable[Recording]) -> Inferred:
             else:
                 refused += 1
     if not answered:
-        raise ConfigError("there is no reply in what was recorded")
+        raise ConfigError("the recordings have no reply that is not a refusal")
     counts = {len(one.reply.outputs) for one in answered}
     slowest = max(one.seconds for one in answered)
     contract = ReplyContract(

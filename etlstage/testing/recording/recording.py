@@ -201,7 +201,9 @@ def _read_lines(path: Path) -> tuple[list[dict[str, Any]], bool]:
             if found and number == len(lines) and not rest:
                 return found, True
             what = (
-                "the checksum does not fit" if text else "is not a line of a recording"
+                "the checksum does not match"
+                if text
+                else "is not a line of a recording"
             )
             raise ConfigError(f"{path}:{number}: {what}")
         found.append(json.loads(text + b"}"))
@@ -216,7 +218,11 @@ def _recording(lines: Sequence[dict[str, Any]], *, torn: bool) -> Recording:
             f" {_VERSION}"
         )
     end = rest.pop() if rest and "exit" in rest[-1] else None
-    cut = "the file ends within a line" if torn else "the file ends before the worker"
+    cut = (
+        "the file ends within a line"
+        if torn
+        else "the file ends before the worker's exit"
+    )
     return Recording(
         stage=header["stage"],
         kind=StageKind(header["kind"]),
@@ -434,7 +440,9 @@ class _Kept:
             return
         self._room -= len(entry.data)
         if self._room < 0:
-            self.end(None, stopped=False, cut="the rest was left out for its size")
+            self.end(
+                None, stopped=False, cut="the rest was omitted because of its size"
+            )
             return
         try:
             self._file.add(entry)

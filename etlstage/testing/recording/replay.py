@@ -105,7 +105,7 @@ class _Player(Process):
         self._turns.feed(data)
         self._room -= len(data)
         if self._room < 0:
-            self._cut = "the worker wrote without end"
+            self._cut = "the worker wrote over max_reply bytes more than recorded"
         return not self._cut
 
     # --- playing ------------------------------------------------------------

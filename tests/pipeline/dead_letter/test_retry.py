@@ -93,7 +93,7 @@ def test_record_that_can_not_be_written(tmp_path: Path) -> None:
     """The error names the folder."""
     append(tmp_path, letter(0))
     (tmp_path / "dead_letters" / "settled").write_text("")
-    with pytest.raises(StateUnusable, match=r"can't record in .*/settled what became"):
+    with pytest.raises(StateUnusable, match=r"can't record the .* in .*/settled: "):
         settle(tmp_path, ["r-0"], "passed", number=1)
 
 

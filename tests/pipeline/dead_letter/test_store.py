@@ -154,7 +154,7 @@ async def test_link_in_the_state_is_refused_before_the_first_letter(
     if linked == "dead_letters" and there:
         with pytest.raises(StateUnusable, match="dead_letters is a link, which is not"):
             letters.supersede(NOON)
-        with pytest.raises(StateUnusable, match="can't record in"):
+        with pytest.raises(StateUnusable, match="can't record the outcomes"):
             settle(state, ["r-1"], "dropped")
         (state / linked).unlink()
         (state / linked).mkdir()
@@ -497,9 +497,9 @@ async def test_file_that_lacks_what_is_on_record(
     with pytest.raises(StateUnusable) as caught:
         again.resume("r0", {"u": 0, "t": sizes["t"]})
     assert str(caught.value) == (
-        f"{path}: has {left or 0} bytes, expected at least {sizes['t']}, the dead letters"
-        f" that are on record of the run r0: restore the file, or let 'etlstage state"
-        f" reset {tmp_path}' forget the run, and begin from the beginning"
+        f"{path}: has {left or 0} bytes, expected at least {sizes['t']}, as recorded"
+        " for the dead letters of run r0: restore the file, or use 'etlstage state"
+        f" reset {tmp_path}' to forget the run and start from the beginning"
     )
     assert again.size("u") == sizes["u"]
 
@@ -615,7 +615,7 @@ def test_letter_of_a_run_that_was_taken_over(tmp_path: Path) -> None:
         first.keep("t", 1)
     assert str(caught.value) == (
         f"stage t: another run has taken over the state directory {tmp_path}: dead"
-        " letters of this one are not kept there any more"
+        " letters of this run are no longer kept there"
     )
     assert first.letters.sizes() == {"t": 0}
     second.close()

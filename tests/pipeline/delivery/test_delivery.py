@@ -179,7 +179,7 @@ def test_run_goes_on_where_it_has_loaded(tmp_path: Path) -> None:
         Delivery(tmp_path, exactly_once=True) as delivery,
         pytest.raises(
             StateUnusable,
-            match="it has loaded into parquet /b, and not into parquet /c",
+            match="it has loaded into parquet /b, not into parquet /c",
         ),
     ):
         delivery.begin("r", stages=[], letters={}, output="parquet /c")
@@ -193,7 +193,7 @@ def test_who_was_taken_over_can_not_commit(tmp_path: Path) -> None:
         assert take_over(tmp_path).epoch == 1
         with Delivery(tmp_path, exactly_once=True) as second:
             with pytest.raises(
-                StateUnusable, match=r"has taken over .* behind epoch 1 by this one"
+                StateUnusable, match=r"has taken over .* commits nothing after epoch 1"
             ):
                 first.commit(2)
             second.begin("r2", stages=[], letters={})
@@ -330,5 +330,5 @@ def test_what_a_sink_has_noted_is_adopted(tmp_path: Path) -> None:
         again.adopt(noted.note)
         assert again.record.position == 6
         for note in "{}", "[]", "1", noted.note.replace('"epoch": 1', '"epoch": "1"'):
-            with pytest.raises(StateUnusable, match="can't read what was noted"):
+            with pytest.raises(StateUnusable, match="can't read the sink's note"):
                 again.adopt(note)

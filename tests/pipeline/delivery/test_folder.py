@@ -65,7 +65,7 @@ def test_folder_of_somebody_else_is_refused(
     monkeypatch.setattr(os, "geteuid", lambda: us + 1)
     with pytest.raises(PermissionError) as caught:
         make_ours(tmp_path)
-    said = f"the folder belongs to user {us}, and we are {us + 1}"
+    said = f"the folder belongs to user {us}, but this process runs as {us + 1}"
     assert caught.value.strerror == said
 
 

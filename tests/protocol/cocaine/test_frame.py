@@ -129,7 +129,7 @@ def test_long_run_of_frames_is_not_a_long_frame() -> None:
 )
 def test_what_is_no_msgpack_or_too_much_of_it_is_a_fault(data: bytes) -> None:
     """The peer's fault, whatever the unpacker calls it."""
-    with pytest.raises(RemoteProtocolError, match="expected frames of msgpack"):
+    with pytest.raises(RemoteProtocolError, match="expected msgpack frames"):
         list(Frames(100).feed(data))
 
 

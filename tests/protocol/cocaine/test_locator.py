@@ -36,7 +36,7 @@ def test_logging_is_found() -> None:
     [
         ([1, 0, ["storage"]], "no service 'storage' here: a stage has only 'logging'"),
         ([1, 0, [b"\xff"], []], "no service '\\\\xff' here"),
-        ([1, 2, ["x"]], "nothing but resolve is answered here"),
+        ([1, 2, ["x"]], "only resolve is supported here"),
     ],
     ids=["unknown", "no text", "method"],
 )
@@ -54,7 +54,7 @@ def test_version_0_is_refused_in_its_own_frames() -> None:
     assert error == [
         5,
         3,
-        [1, "services are answered in version 1 of the protocol only"],
+        [1, "services are only available in version 1 of the protocol"],
     ]
     assert choke == [6, 3, []]
 
@@ -94,9 +94,7 @@ def test_nothing_asked_breaks_it(frames: list[object]) -> None:
 
 def test_what_is_no_frame_is_reported() -> None:
     """One generic line: a line for each frame would tell no more."""
-    assert (
-        answers("x")[1] == b"WARNING locator: was asked what it does not understand\n"
-    )
+    assert answers("x")[1] == b"WARNING locator: received a malformed request\n"
 
 
 def test_nonsense_ends_the_connection() -> None:

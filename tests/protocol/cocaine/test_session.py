@@ -93,7 +93,7 @@ def test_sessions_that_are_opened_at_once_are_sessions(version: CocaineVersion) 
 
     assert said == sent(other, opened(3, b"a"), opened(4, b"b"), opened(5, b"c"))
     assert (session.owed, session.room) == (3, 7)
-    with pytest.raises(LocalProtocolError, match="exchange 4 takes no more from us"):
+    with pytest.raises(LocalProtocolError, match="our half of exchange 4 is not open"):
         session.send(Added(4, [b"d"]))
     theirs = worker(version)
     received(theirs, said)
@@ -107,7 +107,7 @@ def test_sessions_that_are_opened_at_once_are_sessions(version: CocaineVersion) 
     [
         (2, [b"a", b"b", b"c"], "can't send Opened in state ACTIVE"),
         (2, [b"a", b"123456"], "message is 6 bytes long, expected no more than 5"),
-        (1, [b"a", b"b"], "exchange 1 does not come behind all others"),
+        (1, [b"a", b"b"], "exchange 1 does not come after all others"),
     ],
 )
 def test_sessions_are_opened_at_once_or_not_at_all(
@@ -132,7 +132,7 @@ def test_numbers_rise_and_are_never_used_again(version: CocaineVersion) -> None:
     session.send(Cancelled(3, 0, ""))
 
     for id_ in (3, 2):
-        with pytest.raises(LocalProtocolError, match="does not come behind all others"):
+        with pytest.raises(LocalProtocolError, match="does not come after all others"):
             session.send(opened(id_))
 
 
@@ -214,7 +214,7 @@ def test_payloads_may_be_msgpack() -> None:
     reply = sent(theirs, Ended(1, [(b"two",)]))
     assert received(ours, reply) == [Ended(1, [(b"two",)])]
     ours.send(opened(2))
-    text = "its payload is not a string packed by msgpack"
+    text = "a chunk of its reply is not a msgpack string; see dialect.payload"
     assert received(ours, frames([3, 0, [b"\x01"]])) == [Ended.refused(2, 0, text)]
     received(theirs, frames([3, 0, [b"x"]]))
     assert received(theirs, frames([3, 0, [b"\x01"]])) == [Added(2, [b"\x01"])]
@@ -255,7 +255,7 @@ def test_supervisor_may_send_a_session_in_parts() -> None:
     assert received(theirs, data) == [Added(1, (b"b",), ended=True)]
     for event in (Added(1, [b"c"]), Added(1, (), ended=True)):
         with pytest.raises(
-            LocalProtocolError, match="exchange 1 takes no more from us"
+            LocalProtocolError, match="our half of exchange 1 is not open"
         ):
             ours.send(event)
     assert received(ours, sent(theirs, Ended(1, [()]))) == [Ended(1, [()])]
@@ -275,10 +275,10 @@ def test_worker_may_end_a_session_first(version: CocaineVersion, choke: bytes) -
     assert received(ours, reply) == [Ended(1, [()])]
     data = b"".join(ours.data_to_send())
     assert data == choke
-    with pytest.raises(LocalProtocolError, match="takes no more from us"):
+    with pytest.raises(LocalProtocolError, match="our half of exchange 1 is not open"):
         ours.send(Added(1, [b"x"]))
     assert received(theirs, data) == ([Added(1, (), ended=True)] if choke else [])
-    with pytest.raises(LocalProtocolError, match="takes no more from us"):
+    with pytest.raises(LocalProtocolError, match="our half of exchange 1 is not open"):
         theirs.send(Added(1, [b"x"]))
 
 
@@ -481,7 +481,7 @@ def test_worker_that_terminates_loses_its_sessions() -> None:
 
     assert events[0] == BYE
     assert failure(events) == (
-        "it announced its end while it had 2 sessions: code 1, enough"
+        "it sent a terminate while it had 2 sessions: code 1, enough"
     )
     assert session.data_to_send() == []
 
@@ -499,7 +499,7 @@ def test_worker_that_terminates_may_end_its_sessions() -> None:
     assert session.get_timer() == 16.0
     session.handle_timer(16.0)
     assert failure(session.events_received()) == (
-        "it announced its end and did not exit within 5 s"
+        "it sent a terminate but did not exit within 5 s"
     )
 
 
@@ -511,7 +511,7 @@ def test_worker_that_terminates_and_does_not_end_its_sessions_is_at_fault() -> N
     session.handle_timer(13.0)
 
     assert failure(session.events_received()) == (
-        "it announced its end and did not end its sessions within 3 s"
+        "it sent a terminate but did not end its sessions within 3 s"
     )
 
 

@@ -160,11 +160,11 @@ def test_silence_has_a_hint() -> None:
     dialect = CocaineDialect()
 
     assert dialect.silence(0) == "it wrote nothing; does it know the event?"
-    assert dialect.silence(7) == "it wrote 7 bytes without the end of a session"
+    assert dialect.silence(7) == "it wrote 7 bytes but did not end a session"
     assert dialect.silence(0, ready=False) == (
-        "it did not connect with a handshake of its --uuid"
+        "it did not connect and send a handshake with its --uuid"
     )
-    assert dialect.silence(41, ready=False) == "it sent its handshake and no heartbeat"
+    assert dialect.silence(41, ready=False) == "it sent its handshake but no heartbeat"
 
 
 def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,8 +239,8 @@ def test_what_is_dropped_has_a_reason() -> None:
     }
     assert dropped == [
         "crashlog-limit: each error has the last lines of its worker",
-        "idle-timeout: 0 is not a time here: leave it out",
-        "colour: is not known to us",
+        "idle-timeout: 0 is not allowed here, so the default applies",
+        "colour: unknown option",
         "drivers: a stage is fed by its pipeline",
     ]
 
@@ -252,7 +252,7 @@ def test_worker_must_have_time_to_end_its_sessions() -> None:
     (note,) = dropped
     assert note == (
         "seal-timeout: 60 s is not less than timeout.stop (5 s), after which a worker"
-        " is stopped whatever it has; raise that"
+        " is stopped with its sessions open; raise timeout.stop"
     )
 
 
@@ -262,9 +262,9 @@ def test_worker_must_have_time_to_end_its_sessions() -> None:
         ({}, {}, "manifest: slave: expected the path of a program"),
         ({}, {"slave": 5}, "manifest: slave: expected the path"),
         ({}, {**MANIFEST, "environment": []}, "environment: expected a mapping"),
-        ({"concurrency": "4"}, MANIFEST, "concurrency: expected a number, got '4'"),
-        ({"concurrency": True}, MANIFEST, "concurrency: expected a number, got True"),
-        ({"pool-limit": -1}, MANIFEST, "pool-limit: expected a number, got -1"),
+        ({"concurrency": "4"}, MANIFEST, "expected a number of 0 or more, got '4'"),
+        ({"concurrency": True}, MANIFEST, "expected a number of 0 or more, got True"),
+        ({"pool-limit": -1}, MANIFEST, "pool-limit: expected a number of 0 or more,"),
     ],
 )
 def test_what_is_none_of_its_kind_is_reported(

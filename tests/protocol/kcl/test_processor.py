@@ -168,19 +168,19 @@ def test_a_checkpoint_names_its_number() -> None:
         (b"{}\n", "action None is not known"),
         (b'{"action":"initialize","shardId":"x"}\n', "expected initialize once"),
         (b'{"action":"checkpoint","error":null}\n', "action checkpoint is not known"),
-        (b'{"action":"processRecords"}\n', "is not as it should be: KeyError"),
+        (b'{"action":"processRecords"}\n', "is malformed: KeyError"),
         (
             (
                 b'{"action":"processRecords","records":[{"data":"x","partitionKey":"a",'
                 b'"sequenceNumber":"1"}]}\n'
             ),
-            "is not as it should be: Error",
+            "is malformed: Error",
         ),
         (
             b'{"action":"processRecords","records":[],"millisBehindLatest":{}}\n',
-            "is not as it should be: ValueError",
+            "is malformed: ValueError",
         ),
-        (b'{"action":"leaseLost"}\n' * 2, "leaseLost has come, expected a status"),
+        (b'{"action":"leaseLost"}\n' * 2, "action leaseLost, expected a status"),
     ],
 )
 def test_mistakes_of_a_supervisor(line: bytes, text: str) -> None:

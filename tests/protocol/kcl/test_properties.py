@@ -55,20 +55,20 @@ def test_what_has_a_key() -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("shutdownGraceMillis = 0", "0 is not a time here: timeout.farewell is left"),
-        ("timeoutInSeconds = 0", "0 is not a time here: timeout.message is left"),
+        ("shutdownGraceMillis = 0", "0 is not allowed here: timeout.farewell keeps"),
+        ("timeoutInSeconds = 0", "0 is not allowed here: timeout.message keeps"),
         ("callProcessRecordsEvenForEmptyRecordList = false", "false is the default"),
         ("idleTimeBetweenReadsInMillis = 1000", "records come from the extract stage"),
         ("regionName = r", "records come from the extract stage"),
         ("shardSyncIntervalMillis = 1", "records come from the extract stage"),
         ("cleanupLeasesUponShardCompletion = false", "leases are in state"),
-        ("fanoutConfig.consumerArn = a", "has no key of extract.kinesis"),
+        ("fanoutConfig.consumerArn = a", "extract.kinesis has no key for it"),
         ("coordinatorStateTableName = t", "leases are in state"),
         ("workerMetricsBillingMode = b", "leases are in state"),
-        ("metricsLevel = NONE", "metrics are those of etlstage"),
+        ("metricsLevel = NONE", "etlstage has metrics of its own"),
         (
             "maxRecord = 5",
-            "no option of the daemon, which ignores it (did you mean 'maxRecords'?)",
+            "not an option of the daemon, which ignores it (did you mean 'maxRecords'?)",
         ),
     ],
 )
@@ -123,7 +123,7 @@ def test_where_a_stream_begins(lines: str, begin: str) -> None:
     _, dropped, extract = translated(PROGRAM + stream + lines)
     assert extract["kinesis"]["from"] == begin
     assert extract["kinesis"]["stream"] == "arn:aws:kinesis:r:1:stream/s"
-    assert dropped == ["streamName: streamArn is taken"]
+    assert dropped == ["streamName: streamArn is used instead"]
 
 
 def test_empty_lists_come_as_daemons_read() -> None:

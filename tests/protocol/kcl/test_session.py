@@ -488,7 +488,7 @@ def test_shard_ends_before_initialize_is_answered() -> None:
         ),
         (
             checkpoint() * (MOST_ASKED + 1),
-            f"asked for {MOST_ASKED + 1} checkpoints without reading an answer",
+            f"asked for {MOST_ASKED + 1} checkpoints without waiting for an answer",
         ),
     ],
 )
@@ -710,7 +710,7 @@ def test_a_checkpoint_is_overdue() -> None:
     session.handle_timer(30.0)
 
     text = str(failure(session))
-    assert "1 records (1 bytes) are not covered by a checkpoint 30 s" in text
+    assert "1 record (1 byte) without a checkpoint 30 s" in text
     assert "max_uncommitted" in text
     assert session.get_timer() is None
 

@@ -84,7 +84,7 @@ def test_what_others_are_given() -> None:
     assert "wrote 5 bytes without a status" in dialect.silence(5)
     assert (
         dialect.silence(0, ready=False)
-        == "it wrote nothing, and no status for initialize"
+        == "it wrote nothing instead of its status for initialize"
     )
     assert "wrote 5 bytes" in dialect.silence(5, ready=False)
     assert dialect.failed(0, stopped=False, held=0)

@@ -13,7 +13,7 @@ from tests.protocol.words import Messages, Word, tell
 
 Chop = Callable[[bytes], list[bytes]]
 ONE_TO_ONE = Markers(eop=b"\n")
-DIAGNOSTICS = ": no message is to be answered; diagnostics belong on stderr"
+DIAGNOSTICS = ": no reply is due; diagnostics belong on stderr"
 
 
 def supervisor(

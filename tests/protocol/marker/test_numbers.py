@@ -90,7 +90,7 @@ def test_parts_of_a_reply_have_its_number() -> None:
             S,
             (Opened(1, (), each=False),),
             Opened(2, (), each=False),
-            "round 1 is open, and does not end",
+            "round 1 is open until the worker exits",
         ),
         (Mode.BATCH_SUPERVISOR, S, (), Opened(1, [b"a"]), "a batch"),
         (
@@ -98,7 +98,7 @@ def test_parts_of_a_reply_have_its_number() -> None:
             S,
             (BATCH,),
             Opened(2, [b"a"], each=False),
-            "can't open batch 2: the last is not ended",
+            "can't open batch 2: the previous one has not ended",
         ),
         (
             Mode.BATCH_SUPERVISOR,
@@ -112,7 +112,7 @@ def test_parts_of_a_reply_have_its_number() -> None:
             S,
             (),
             Opened(1, (), each=False, ended=False),
-            "can't open batch 1: no message, no end",
+            "can't open batch 1: it has neither a message nor an end",
         ),
         (
             Mode.BATCH_WORKER,

@@ -265,7 +265,7 @@ def test_batch_is_read_when_it_is_answered() -> None:
     batch_of_one(talk)
     talk.give(b"cd", now=1.0)
     assert talk.hear(b"\0", 1.0) == []
-    assert "3 bytes of what it answered are unread" in fault(talk.look(3, 1.0)).what
+    assert "3 bytes of what it answered unread" in fault(talk.look(3, 1.0)).what
 
 
 def test_worker_can_not_ask_behind_a_part_of_a_message() -> None:
@@ -348,9 +348,7 @@ def test_answer_to_what_is_unread_is_one_too_many() -> None:
     talk.look(0)
     talk.hear(b"A\n\0A\n\0")
     found = fault(talk.look(2))
-    assert found.what == (
-        "wrote a reply too many: 2 bytes of what it answered are unread"
-    )
+    assert found.what == ("wrote a reply too many: 2 bytes of what it answered unread")
     assert (found.exchanges, found.doubtful) == (2, 0)
     assert not talk.session.wants_unread
     assert talk.session.room == 0
@@ -545,7 +543,7 @@ def test_what_was_not_read_was_not_answered() -> None:
     talk.proof._left = 2
     talk.session.peer_exited(True, 0.01)
     assert fault(talk.session.events_received()).what == (
-        "ended with 2 bytes of what it answered unread"
+        "exited with 2 bytes of what it answered unread"
     )
 
 

@@ -146,7 +146,7 @@ def test_each_side_sends_its_own_events(side: Side, event: Word, mode: Mode) -> 
     ("side", "mode", "event", "text"),
     [
         (S, Mode.PLAIN, MESSAGE, "a message in state STREAMING"),
-        (W, Mode.SINGLE, REPLY, "EOP in state IDLE: no message is to be answered"),
+        (W, Mode.SINGLE, REPLY, "EOP in state IDLE: no reply is due"),
     ],
 )
 def test_what_the_peer_would_refuse_is_not_sent(

@@ -119,9 +119,7 @@ def test_unsolicited_eop_is_refused(chop: Chop, mode: Mode, markers: Markers) ->
 def test_second_eop_for_a_message_is_refused(chop: Chop) -> None:
     """The first was sound, and is delivered."""
     text = failure(asked(1), chop(b"a\n\0\0"), Answers([(b"a",)]))
-    assert text == (
-        "can't handle EOP in state IDLE: no message is to be answered (offset 3"
-    )
+    assert text == "can't handle EOP in state IDLE: no reply is due (offset 3"
 
 
 @pytest.mark.parametrize(

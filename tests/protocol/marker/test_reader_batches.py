@@ -71,8 +71,8 @@ def test_end_of_a_batch_in_a_reply_is_refused(
     )
     at = 3 * before + (mode is Mode.BATCH_WORKER) + 2
     assert text == (
-        "sent EOB in a reply, expected no marker in a message; a worker that knows no"
-        f" batches passes it on: remove batch from its stage (offset {at}"
+        "sent EOB in a reply, expected no marker in a message; a worker that does not"
+        f" handle batches passes EOB on: remove batch from its stage (offset {at}"
     )
 
 

@@ -105,9 +105,7 @@ def test_refused_request_keeps_what_was_passed_on(chop: Chop) -> None:
 def test_unsolicited_err_is_refused(chop: Chop, mode: Mode) -> None:
     """There is nothing to reject."""
     text = failure(supervisor(mode), chop(b"\x15"))
-    assert text == (
-        "can't handle ERR in state IDLE: no message is to be answered (offset 0"
-    )
+    assert text == "can't handle ERR in state IDLE: no reply is due (offset 0"
 
 
 def test_err_before_the_end_of_the_batch_is_refused(chop: Chop) -> None:

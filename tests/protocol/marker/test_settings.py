@@ -94,11 +94,11 @@ def test_worker_is_given_the_markers_and_the_mode() -> None:
 def test_silence_names_the_marker_that_lacks() -> None:
     """Or that nothing was written at all."""
     assert ODD.silence(12) == (
-        r"it wrote 12 bytes without the marker eop '\000\377' behind its reply"
+        r"it wrote 12 bytes without the marker eop '\000\377' after its reply"
         "; if it answers each message with one, set eop to eom"
     )
     lines = MarkerDialect(markers=Markers(eop=b"\n")).silence(12)
-    assert lines == r"it wrote 12 bytes without the marker eop '\012' behind its reply"
+    assert lines == r"it wrote 12 bytes without the marker eop '\012' after its reply"
     assert "flush" in ODD.silence(0)
 
 

@@ -121,9 +121,7 @@ M, EOB, END, OUT, EOP, BNC = (
     Token.BNC,
 )
 
-STRAY = (
-    "output in state IDLE: no message is to be answered; diagnostics belong on stderr"
-)
+STRAY = "output in state IDLE: no reply is due; diagnostics belong on stderr"
 FILLS_ITSELF = (
     "BNC in state FILLING: the worker asks for messages itself;"
     " set dialect.driver: worker"
@@ -145,7 +143,7 @@ REFUSALS = [
         "BNC in state STREAMING: an extract stage has no batches",
     ),
     (Mode.CYCLIC, [], OUT, STRAY),
-    (Mode.CYCLIC, [], EOP, "EOP in state IDLE: no message is to be answered"),
+    (Mode.CYCLIC, [], EOP, "EOP in state IDLE: no reply is due"),
     (Mode.CYCLIC, [M], BNC, "BNC in state BUSY: an extract stage has no batches"),
     (
         Mode.CYCLIC,
@@ -154,7 +152,7 @@ REFUSALS = [
         "EOB in state IDLE: there are no batches in an extract stage",
     ),
     (Mode.SINGLE, [], OUT, STRAY),
-    (Mode.SINGLE, [M, EOP], EOP, "EOP in state IDLE: no message is to be answered"),
+    (Mode.SINGLE, [M, EOP], EOP, "EOP in state IDLE: no reply is due"),
     (
         Mode.SINGLE,
         [M],
@@ -169,7 +167,7 @@ REFUSALS = [
         "BNC in state IDLE: BNC follows a message, and none was sent",
     ),
     (Mode.BATCH_WORKER, [], OUT, STRAY),
-    (Mode.BATCH_WORKER, [], EOP, "EOP in state IDLE: no message is to be answered"),
+    (Mode.BATCH_WORKER, [], EOP, "EOP in state IDLE: no reply is due"),
     (
         Mode.BATCH_WORKER,
         [M],
@@ -222,7 +220,7 @@ REFUSALS = [
         "the end of input in state AHEAD: a batch is open; close it with EOB",
     ),
     (Mode.BATCH_SUPERVISOR, [M], BNC, FILLS_ITSELF),
-    (Mode.SINGLE, [], Token.ERR, "ERR in state IDLE: no message is to be answered"),
+    (Mode.SINGLE, [], Token.ERR, "ERR in state IDLE: no reply is due"),
     (
         Mode.BATCH_SUPERVISOR,
         [M],

@@ -110,7 +110,7 @@ async def test_line_break_does_not_make_two_rows_of_text(
     await load(sink, [good, bad])
     (letter,) = letters.letters()
     assert letter.message == bad
-    assert f": {why}, and would be two rows of format text; json" in str(letter)
+    assert f": {why}, and would become two rows in format text; json" in str(letter)
     rows = spark.read.options(**options).text(str(out)).collect()
     assert [row["value"] for row in rows] == ["a\n" if options else "a"]
 
@@ -167,7 +167,7 @@ async def test_misspelt_column_is_no_column_of_nulls(
     assert "field 'mnth' is missing" in next(x.error for x in letters.letters())
     assert sink.landed() == (
         f"wrote 1 message in 1 epoch to {out}; output complete;"
-        " columns mnth, title are null in all rows loaded, 1"
+        " columns mnth, title are null in all rows loaded (1)"
     )
 
 
@@ -246,7 +246,7 @@ async def test_column_of_nulls_is_reported_at_the_end(
     )
     await load(sink, [b'{"a":1,"b":null,"c":null}', b'{"a":null,"b":1,"c":null}'])
     assert sink.landed().endswith(
-        "output complete; column c is null in all rows loaded, 2"
+        "output complete; column c is null in all rows loaded (2)"
     )
 
 
@@ -489,7 +489,7 @@ async def test_path_that_can_not_be_made_is_reported_at_first(
     """Before the first message, naming the folder that is to blame (issue 23)."""
     sink = DataFrameSink(spark, Destination("/proc/no/x"))
     assert await refusal(sink) == (
-        "load: can't make /proc/no/x: /proc: no such file or directory; set another path"
+        "load: can't create /proc/no/x: /proc: no such file or directory; set another path"
     )
 
 
@@ -514,8 +514,8 @@ async def test_unknown_format_is_reported(spark: SparkSession, out: Path) -> Non
         DataFrameSink(spark, Destination(str(out), format="nofmt")), [b"1"]
     )
     assert text == (
-        "load: there is no format 'nofmt': one that is not Spark's own needs its package,"
-        " in spark.jars.packages"
+        "load: there is no format 'nofmt': a format that is not built into Spark needs its"
+        " package in spark.jars.packages"
     )
     text = await refusal(DataFrameSink(spark, Destination(str(out), format="parket")))
     assert "there is no format 'parket' (did you mean 'parquet'?)" in text
@@ -547,7 +547,9 @@ async def test_table_is_appended_to(spark: SparkSession) -> None:
 
 def test_mode_ignore_is_refused() -> None:
     """Silently dropping everything is not loading."""
-    with pytest.raises(ConfigError, match="mode 'ignore' is refused: it would drop"):
+    with pytest.raises(
+        ConfigError, match="mode 'ignore' is refused: it would silently"
+    ):
         Destination("/x", mode="ignore")
     with pytest.raises(ConfigError, match="unknown mode 'apend', expected append"):
         Destination("/x", mode="apend")

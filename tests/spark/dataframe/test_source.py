@@ -439,7 +439,7 @@ async def test_kept_spool_that_is_too_short(tmp_path: Path, kept: Path) -> None:
     for left, messages in (size - 1, 4), (2 * size // 3, 4), (size // 3, 2), (0, 0):
         os.truncate(kept, left)
         expected = (
-            f"^extract: {kept}: whole blocks of {messages} messages are there, up to"
+            f"^extract: {kept} has complete blocks with {messages} messages, up to"
             rf" byte \d+, expected 6 messages; start from the beginning, after"
             " etlstage state reset$"
         )
@@ -456,7 +456,7 @@ async def test_position_outside_of_the_spool(
 ) -> None:
     """Messages that it would skip were never loaded (issue 14)."""
     assert await read_on(tmp_path, 1, 3) == 0
-    where = f"can't read on behind run {at[1]} of part {at[0]}, .* in {kept.parent} has"
+    where = f"can't resume after run {at[1]} of part {at[0]} .* in {kept.parent} has"
     with pytest.raises(SourceFailed, match=f"{where} {found}.* etlstage state reset"):
         await read_on(tmp_path, *at)
 
@@ -476,7 +476,7 @@ async def test_spool_is_read_again_and_spark_reads_nothing(
 
     first = [item async for item in source(frame).runs()]
     assert [item for item in first if isinstance(item, Position)][-1].value == [0, 2]
-    with pytest.raises(SourceFailed, match="was read with other settings"):
+    with pytest.raises(SourceFailed, match="was made with different settings"):
         [item async for item in source(unread, "others").runs()]
     again = source(unread)
     again.resume([0, 1])
@@ -486,7 +486,7 @@ async def test_spool_is_read_again_and_spark_reads_nothing(
     ]
     await again.finished()
     assert list(tmp_path.iterdir()) == []  # noqa: ASYNC240
-    with pytest.raises(SourceFailed, match="can't read on: there is no whole spool"):
+    with pytest.raises(SourceFailed, match="can't resume: there is no complete spool"):
         [item async for item in again.runs()]
 
 
@@ -515,7 +515,9 @@ async def test_frame_is_not_numbered_without_a_spool(
 ) -> None:
     """Read again, its order might differ; and an unknown sort column is refused."""
     monkeypatch.setattr(source_module, "NONCE", "another")
-    with pytest.raises(SourceFailed, match="it is read more than once, set spool to"):
+    with pytest.raises(
+        SourceFailed, match="spool is read more than once; set spool to"
+    ):
         async for _ in DataFrameSource(spark.range(3)).numbered():
             pass
     with pytest.raises(SourceFailed, match="sort 'nix'"):

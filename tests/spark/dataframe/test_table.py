@@ -274,8 +274,9 @@ async def test_what_stands_against_a_table_is_reported_first(
         await commit(sink, b'{"id": 1, "title": "x"}')
         base.ask("update etlstage_epochs set epoch = 7")
     assert await told() == (
-        "load: etlstage_epochs has epoch 7 of load ab12, and epoch 0 is recorded: was"
-        " the database set back? 'etlstage state reset' loads all anew"
+        "load: etlstage_epochs has epoch 7 of load ab12, but the recorded epoch is 0: was"
+        " the database restored to an earlier state? After 'etlstage state reset'"
+        " everything is loaded again"
     )
 
 
@@ -491,6 +492,6 @@ async def test_load_does_not_go_on_in_another_database(
     assert await sink.noted() is None
     sink.begin(known(done=3))
     with pytest.raises(
-        SinkFailed, match=r"epoch 3 .* has none of it: set the url that"
+        SinkFailed, match=r"epoch 3 .* has no record of the load: set the url that"
     ):
         await sink.noted()

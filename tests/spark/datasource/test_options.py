@@ -118,8 +118,8 @@ def test_dialect_by_its_name_or_with_its_settings() -> None:
         ({"dialect": "cocain"}, "unknown dialect 'cocain' (did you mean 'cocaine'?)"),
         ({"dialect": "{"}, "expected a name, or a JSON object such as"),
         ({"dialect": '{"name": "cocaine", "depth": 1}'}, "unknown key"),
-        ({"dialect": "cocaine", "eop": "x"}, "option eop is of dialect marker"),
-        ({"dialect": "kcl"}, "dialect kcl commits when it likes"),
+        ({"dialect": "cocaine", "eop": "x"}, "option eop belongs to dialect marker"),
+        ({"dialect": "kcl"}, "a worker of dialect kcl decides by itself"),
     ],
 )
 def test_dialect_that_is_refused(options: dict[str, str], text: str) -> None:
@@ -197,9 +197,9 @@ def test_worker_that_stages_is_not_replaced() -> None:
         ({"command": ""}, "option command: expected a JSON list"),
         (
             {"env": '{"A": "secret"'},
-            "option env: expected a JSON object of texts",
+            "option env: expected a JSON object of strings",
         ),
-        ({"env": '{"A": 1}'}, "option env: expected a JSON object of texts"),
+        ({"env": '{"A": 1}'}, "option env: expected a JSON object of strings"),
         ({"step": "0"}, "option step: expected 1 or more, got '0'"),
         (
             {"start": "x"},
@@ -234,7 +234,7 @@ def test_wrong_option_of_a_write_is_reported() -> None:
     """Such as two ways of committing, or a path that is no local folder."""
     with pytest.raises(ConfigError, match="path can't be used together with commit"):
         writing(RUN | {"path": "x", "commit": "y"})
-    with pytest.raises(ConfigError, match="expected a folder that all executors see"):
+    with pytest.raises(ConfigError, match="expected a folder that all executors can"):
         writing(RUN | {"path": "s3a://x"})
     with pytest.raises(ConfigError, match="option step is only for reading"):
         writing(RUN | {"step": "1"})

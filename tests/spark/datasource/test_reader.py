@@ -167,13 +167,13 @@ def test_read_that_makes_no_sense_is_refused_before_any_task(
         lambda: read(spark, comand="x").collect()
     )
     frame = failure(lambda: read(spark, "m map<int,int>", command="x").collect())
-    assert "column 'm' has map<int,int>, which can't be read from JSON" in frame
+    assert "column 'm' is of type map<int,int>, which can't be read from JSON" in frame
     many = {"command": numbers(), "mode": "cyclic", "end": 10**9, "step": 1}
     text = failure(lambda: read(spark, **many).collect())
     assert "make 1000000000 tasks, expected no more than 10000: raise step" in text
     text = failure(lambda: read(spark, command=numbers(), mode="cyclic").collect())
-    assert 'asked {"offsets": "latest"}, the worker gave 0 messages' in text
-    assert "give end, or have the worker answer this request" in text
+    assert 'request {"offsets": "latest"} with 0 messages' in text
+    assert "set end, or have the worker answer this request" in text
 
 
 def test_worker_that_fails_fails_the_task(spark: SparkSession) -> None:
@@ -258,7 +258,9 @@ def test_stage_is_read_without_options(spark: SparkSession) -> None:
     offsets = OffsetPolicy(by="supervisor", start=1, end=8, step=2)
     frame = read_worker(spark, stage, offsets=offsets)
     assert sorted(int(row.value) for row in frame.collect()) == list(range(1, 8))
-    with pytest.raises(ConfigError, match="fetch: mode cyclic and offsets don't go"):
+    with pytest.raises(
+        ConfigError, match="fetch: mode cyclic and the given offsets don't"
+    ):
         read_worker(spark, stage, offsets=OffsetPolicy(by="worker"))
     with pytest.raises(ConfigError, match="of kind transform, expected extract"):
         read_worker(spark, Stage(name="t", worker=("x",)))

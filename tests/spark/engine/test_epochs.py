@@ -185,7 +185,7 @@ async def test_jvm_that_ends_behind_the_stages_is_reported(
         raise ConnectionRefusedError(111, "Connection refused")
 
     monkeypatch.setattr(Staging, "messages", gone)
-    await run(write("spark"), spark, "the JVM of Spark has ended")
+    await run(write("spark"), spark, "the JVM of Spark has exited")
 
 
 async def test_stages_that_were_mended_run_again(

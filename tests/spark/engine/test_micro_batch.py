@@ -97,7 +97,8 @@ def test_batch_is_an_epoch(state: Path) -> None:
     assert record.accounts["extract"][5] == 4
     assert record.accounts["load"][:2] == [4, 4]
     with pytest.raises(
-        StateUnusable, match=r"batch 5: .* has a record of 2 .* 'etlstage state reset /"
+        StateUnusable,
+        match=r"batch 5: .* has records of only 2 .* 'etlstage state reset /",
     ):
         there(FRAME, 5)
 

@@ -181,7 +181,7 @@ def test_spark_that_is_killed_is_reported(
     assert process.returncode == 1, err
     *_, line = err.splitlines()
     assert line.startswith("etlstage: error: ")
-    assert "the JVM of Spark has ended; Spark's log is /" in line
+    assert "the JVM of Spark has exited; Spark's log is /" in line
     assert "Traceback" not in err
     assert "p: failed in" in out
     assert are_gone(pids)

@@ -240,10 +240,10 @@ def test_a_checkpoint_of_other_journals_is_refused(
     start = plan.initial()
     end = plan.next(start).end
     fewer = Journals.open(tmp_path / "other", name="set")
-    with pytest.raises(JournalError, match="has 1 frames, and there are 0: it is not"):
+    with pytest.raises(JournalError, match="has 1 frames, but the journal has only 0"):
         planner(fewer).between(start, end)
     renamed = {f"other/{name}": place for name, place in end.items()}
-    with pytest.raises(JournalError, match="it is in the checkpoint, and not there"):
+    with pytest.raises(JournalError, match="in the checkpoint, but does not exist"):
         planner(fewer).between({}, renamed)
 
 
@@ -340,8 +340,8 @@ def test_task_checks_what_it_reads(tmp_path: Path) -> None:
         sound = journals.read_uncommitted(spec.name, on_error=lambda _: None)
         *_, third = [envelope.begin for envelope in sound]
         more = [planned._replace(begin=third, frames=2)]
-        with pytest.raises(JournalError, match=r"1 frames from .* 2 were planned"):
+        with pytest.raises(JournalError, match=r"1 frames from .* but 2 were planned"):
             list(made_rows.read(more))
         fewer = [planned._replace(frames=1)]
-        with pytest.raises(JournalError, match=r"2 frames from .* 1 were planned"):
+        with pytest.raises(JournalError, match=r"2 frames from .* but 1 were planned"):
             list(made_rows.read(fewer))

@@ -157,7 +157,7 @@ def test_what_makes_no_sense_is_refused(
     assert read(spark, journals).count() == 0
     register(spark)
     absent = spark.read.format("etlstage-journal").load(str(tmp_path / "no"))
-    assert "no set of journals is there" in failure(absent.count)
+    assert "there is no set of journals" in failure(absent.count)
 
 
 def test_a_folder_that_is_not_the_drivers_is_refused(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_a_folder_that_is_not_the_drivers_is_refused(tmp_path: Path) -> None:
     place = SetFolder.seen(tmp_path / "set")
     place.opened().close()
     (tmp_path / "set").rename(tmp_path / "moved")
-    with pytest.raises(JournalError, match="does not see the driver's journals in"):
+    with pytest.raises(JournalError, match="can't access the driver's journals in"):
         place.opened()
     (tmp_path / "other").rename(tmp_path / "set")
     with pytest.raises(JournalError, match="tasks need the same folder"):

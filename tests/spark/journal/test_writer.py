@@ -113,7 +113,7 @@ def test_what_makes_no_sense_is_refused(spark: SparkSession, tmp_path: Path) -> 
     assert "can't be written as JSON" in text
     Journals.open(path).close()
     text = failure(lambda: write(rows, path))
-    assert "its content type is application/x-ndjson" in text
+    assert "their content type is application/x-ndjson" in text
 
 
 def test_an_attempt_that_is_lost_is_not_seen(retrying: Driver, tmp_path: Path) -> None:

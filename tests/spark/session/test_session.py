@@ -229,7 +229,7 @@ def test_defaults_keep_to_this_machine(session: Session) -> None:
 
 def test_master_and_remote_exclude_each_other() -> None:
     """Two places to run at is the caller's mistake."""
-    with pytest.raises(ValueError, match="master local and remote sc://x exclude"):
+    with pytest.raises(ValueError, match="master local and remote sc://x can't"):
         Session(master="local", remote="sc://x")
 
 

@@ -107,7 +107,7 @@ def test_what_is_no_file_is_not_shipped(spark: SparkSession, tmp_path: Path) -> 
     """The call raises an error with the remedy."""
     with pytest.raises(ConfigError, match=r"can't ship ./nope: it does not exist"):
         ship(spark, "./nope")
-    with pytest.raises(ConfigError, match="it is a folder, make an archive"):
+    with pytest.raises(ConfigError, match="it is a folder; make an archive"):
         ship(spark, archives=[tmp_path])
 
 

@@ -173,9 +173,9 @@ def test_no_value_comes_into_another_row(spark: SparkSession) -> None:
 def test_column_of_errors_must_be_the_only_one(spark: SparkSession) -> None:
     """Otherwise the columns could not be told apart."""
     frame = spark.range(1).selectExpr("id as error", "cast(id as string) as m")
-    with pytest.raises(ConfigError, match="'error' would be there twice: errors='col"):
+    with pytest.raises(ConfigError, match="'error' would appear twice: errors='col"):
         transform(frame, stage(""), message="m", keep=["error"], errors="column")
-    with pytest.raises(ConfigError, match="'error' would be there twice: errors='col"):
+    with pytest.raises(ConfigError, match="'error' would appear twice: errors='col"):
         transform(frame, stage(""), message="m", schema="error int", errors="column")
     with pytest.raises(ConfigError, match="errors is 'row', expected 'column' or None"):
         transform(frame, stage(""), message="m", errors="row")  # type: ignore[arg-type]
@@ -211,9 +211,11 @@ def test_stage_that_does_not_fit_is_refused(spark: SparkSession) -> None:
     batches = stage("", dialect=MarkerDialect(mode=Mode.BATCH_SUPERVISOR))
     with pytest.raises(ConfigError, match="t answers in batches: outputs"):
         transform(frame, batches, keep=["id"])
-    with pytest.raises(ConfigError, match=r"keep is the text 'id', .* list: \['id'\]"):
+    with pytest.raises(
+        ConfigError, match=r"keep is the string 'id', .* list: \['id'\]"
+    ):
         transform(frame, stage(""), message="m", keep="id")
-    with pytest.raises(ConfigError, match="column 'id' would be there twice"):
+    with pytest.raises(ConfigError, match="column 'id' would appear twice"):
         transform(frame, stage(""), schema="id int", keep=["id"])
     with pytest.raises(ConfigError, match="schema 'int' names no columns"):
         transform(frame, stage(""), schema="int", message="m")

@@ -67,7 +67,7 @@ def test_what_is_done_with_is_not_split() -> None:
     whole = exchange(b"a", b"b")
     whole.take(1, 1)
 
-    with pytest.raises(AssertionError, match="what is done with can't be split"):
+    with pytest.raises(AssertionError, match="a partly answered exchange can't be"):
         whole.split(1)
 
 

@@ -27,7 +27,7 @@ STAGE = Stage(
     kind=StageKind.EXTRACT,
     dialect=MarkerDialect(mode=Mode.CYCLIC),
 )
-TEXT = "stage e: a worker was lost when it had given 3 messages of a range; asked for"
+TEXT = "stage e: a worker was lost when it had given 3 messages of a range; when the"
 
 
 def ask(repeat: Repeat = Repeat.BEHIND, *, max_unread: int = 100) -> Round:
@@ -132,12 +132,12 @@ def test_other_messages_than_before_end_the_round(again: list[Run]) -> None:
 
     assert asked.finished
     assert str(asked.error) == (
-        f"{TEXT} it again, another gave others: a range must give the same messages"
-        " each time"
+        f"{TEXT} range was requested again, another worker gave different ones: a range"
+        " must give the same messages each time"
     )
     assert taken(asked) == []
     end(asked)
-    assert "gave others" in str(asked.error)
+    assert "gave different ones" in str(asked.error)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_fewer_messages_than_before_end_the_round(again: Run, gave: str) -> None
     asked.pass_on(again)
     end(asked)
 
-    assert f"another gave {gave}, and ended: a range must" in str(asked.error)
+    assert f"another worker gave {gave}, and ended: a range must" in str(asked.error)
 
 
 def test_round_of_a_worker_that_keeps_the_offsets_comes_anew() -> None:

@@ -185,13 +185,13 @@ async def test_each_step_of_a_worker_is_logged() -> None:
         for log in logs
     ] == [
         ("worker started", "t-1", None),
-        ("worker is stopped", "t-1", "the end of its input"),
+        ("stopping worker", "t-1", "the end of its input"),
         ("worker exited", "t-1", False),
         ("worker started", "e-1", None),
         ("worker exited", "e-1", True),
         ("worker started", "t-1", None),
-        ("worker is stopped", "t-1", "the end of its input"),
-        ("worker is stopped", "t-1", "SIGTERM"),
+        ("stopping worker", "t-1", "the end of its input"),
+        ("stopping worker", "t-1", "SIGTERM"),
         ("worker exited", "t-1", False),
     ]
     assert logs[-1]["exit"] == "was killed by SIGTERM"

@@ -51,7 +51,7 @@ def test_all_run() -> None:
 
 def test_none_is_ready_yet() -> None:
     """Callers wait, but not in vain."""
-    waiting = Health("starting", "waits for t-1, t-2 to be ready")
+    waiting = Health("starting", "waiting for t-1, t-2 to be ready")
     assert pool().health(0.0) == waiting
     state = pool(*started(1, 2), ready=True)
     assert state.health(0.0) == waiting
@@ -67,7 +67,7 @@ def test_one_is_restarted() -> None:
     state.handle(WorkerStarted("t-1", 1, 2), 0.0)
     state.handle(died(1), 0.0)
     assert state.health(3.0) == Health(
-        "degraded", "1 of 2 workers running: t-1 is restarted in 5.0 s"
+        "degraded", "1 of 2 workers running: t-1 will be restarted in 5.0 s"
     )
 
 

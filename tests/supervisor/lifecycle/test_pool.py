@@ -163,7 +163,7 @@ def test_worker_that_does_not_get_ready_is_given_up() -> None:
     d.now = 10.0
 
     assert d.handle(WorkerTimerRang("t-1")) == [
-        Fail("t-1", "was not ready within 10.0 s", "start")
+        Fail("t-1", "was not ready within 10 s (timeout.start)", "start")
     ]
     assert d.handle(WorkerFailed("t-1", 7, LOST)) == [StopWorker("t-1", patient=False)]
 
@@ -207,7 +207,7 @@ def test_starts_without_progress_wait_longer_and_longer() -> None:
     (given_up,) = d.out
     assert isinstance(given_up, GiveUp)
     assert given_up.reason == (
-        "worker t-1 (pid 7) ended with status 1"
+        "worker t-1 (pid 7) exited with status 1"
         " after 3 restarts without progress in 3.0 s"
     )
     last = d.told[-1]
@@ -295,7 +295,7 @@ def test_transient_worker_may_end_well() -> None:
     d.end(status=0)
 
     assert d.state["t-1"] is WorkerState.EXITED
-    assert d.out == [GiveUp("t-1", "worker t-1 (pid 7) ended with status 0")]
+    assert d.out == [GiveUp("t-1", "worker t-1 (pid 7) exited with status 0")]
 
 
 def test_program_that_is_gone_makes_no_progress() -> None:
@@ -332,7 +332,7 @@ def test_idle_worker_must_give_signs_of_life() -> None:
     assert d.handle(WorkerTimerRang("t-1", idle_since=0.0)) == [SetTimer("t-1", 14.0)]
     d.now = 14.0
 
-    reason = "missed its heartbeat (10.0 s) while idle"
+    reason = "sent no heartbeat for 10 s (timeout.heartbeat) while idle"
     assert d.handle(WorkerTimerRang("t-1", idle_since=0.0)) == [
         Fail("t-1", reason, "heartbeat")
     ]

@@ -109,7 +109,7 @@ def test_what_an_earlier_start_left_behind_is_reported_in_any_state() -> None:
             assert life.worker.state is state
         life.handle(event)
     story = life.worker.story.lines(0.0)
-    assert story.count("2 left behind by pid 7 killed 0.00 s ago") == 3
+    assert story.count("processes left behind by pid 7: 2 killed 0.00 s ago") == 3
     assert len(story) == 6
 
 
@@ -271,11 +271,11 @@ def test_history_forgets_what_is_long_ago() -> None:
 @pytest.mark.parametrize(
     ("event", "text"),
     [
-        (WorkerExited("t-1", 7, 3, lost=0), "ended with status 3"),
+        (WorkerExited("t-1", 7, 3, lost=0), "exited with status 3"),
         (WorkerExited("t-1", 7, -9, lost=2, fate="died"), "died, 2 held"),
         (
             WorkerExited("t-1", 7, 0, lost=0, answered=1),
-            "ended with status 0, 1 message",
+            "exited with status 0, 1 message",
         ),
     ],
 )

@@ -311,20 +311,20 @@ class _EndsAbnormally(Worker):
 PLANTED: Final = {
     _Despairs: (
         "announces itself",
-        "exited with status 1, having announced that none could work: no key (code 2)",
+        "having announced that no worker could do the work: no key (code 2)",
     ),
     _GivesUp: ("answers", "having announced that it terminates: tired (code 1)"),
     _EndsAbnormally: (
         "terminates on request",
-        "answered with code 2, abnormal, that none could work: so be it",
+        "(abnormal), which means that no worker could do the work: so be it",
     ),
     _Greets: ("announces itself", "broke the protocol: a frame is not an array"),
-    _NeverBeats: ("announces itself", "sent its handshake and no heartbeat"),
+    _NeverBeats: ("announces itself", "sent its handshake but no heartbeat"),
     _BeatsBeforeItSaysWhoItIs: (
         "announces itself",
         "the first frame is not a handshake",
     ),
-    _NeverEnds: ("answers", "bytes without the end of a session"),
+    _NeverEnds: ("answers", "bytes but did not end a session"),
     _Invents: ("answers", "broke the protocol: there is no session 3"),
     _Counts: ("accepts numbers with gaps", "did not end session 126"),
     _NumbersAreBytes: ("accepts numbers with gaps", "did not end session 300"),
@@ -400,7 +400,7 @@ class _OneAtATime(Worker):
 ADVISED: Final = {
     _GoesWithoutAWord: (
         "terminates on request",
-        "it went without a terminate of its own",
+        "it exited without a terminate of its own",
     ),
     _SaysWithItsStatus: (
         "terminates on request",
@@ -414,6 +414,6 @@ ADVISED: Final = {
         "refuses an event that it does not know",
         "it handles an event of any name",
     ),
-    _OneAtATime: ("answers while others wait", "it has one session at a time"),
+    _OneAtATime: ("answers while others wait", "it handles one session at a time"),
     _KnowsNoZero: ("speaks both versions", "it does not speak version 0"),
 }

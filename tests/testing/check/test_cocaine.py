@@ -44,11 +44,16 @@ def test_worker_that_keeps_to_the_protocol_passes(version: CocaineVersion) -> No
             StageKind.EXTRACT,
             False,
             {
-                "writes all and exits": "it is asked",
+                "writes all and exits": "it answers requests",
                 "ranges meet": "it is not asked for ranges of offsets",
             },
         ),
-        (Extracting, StageKind.EXTRACT, True, {"writes all and exits": "it is asked"}),
+        (
+            Extracting,
+            StageKind.EXTRACT,
+            True,
+            {"writes all and exits": "it answers requests"},
+        ),
     ],
     ids=["load", "extract", "ranges"],
 )
@@ -96,10 +101,10 @@ def test_heart_that_stops_is_a_failure_where_there_is_time_to_see_it() -> None:
     findings = found(Worker, check)
     assert failures(findings) == {}
     assert said(findings, Verdict.NOT_APPLICABLE)[check].endswith(
-        "and may take 30: --timeout 30 looks as long"
+        "and may take 30 s: to wait as long, set --timeout 30"
     )
     findings = found(Worker, check, dialect=CocaineDialect(heartbeat=0.2))
-    assert "beat a second time" in failures(findings)[check]
+    assert "did not send a second heartbeat" in failures(findings)[check]
 
 
 def test_failure_shows_the_frames() -> None:

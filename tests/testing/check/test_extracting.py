@@ -17,45 +17,57 @@ from tests.testing.check.checked import checked, failures, said, scripted
 
 GIVES_AGAIN: Final = "repeats a range"
 LATEST: Final = "knows its latest offset"
-OWES: Final = "has 1 reply outstanding: for 3 seconds"
+OWES: Final = "has 1 reply outstanding: timed out after 3 seconds"
 
 OF_RANGES: Final = [
-    (x.EndInRange, "ranges meet", "1 at a time, not what it gave at once"),
-    (x.StartNotInRange, "ranges meet", "1 at a time, not what it gave at once"),
-    (x.TenAPage, "ranges meet", "1 at a time, not what it gave at once"),
-    (x.LosesLast, "ranges meet", "2 at a time, not what it gave at once"),
-    (x.SkipsRepeated, GIVES_AGAIN, "gave other messages for 0 to 45 again: "),
-    (x.GoesOn, GIVES_AGAIN, "gave other messages for 0 to 45: "),
-    (x.NoOrder, GIVES_AGAIN, "gave other messages for 0 to 45"),
-    (x.GivesOnce, GIVES_AGAIN, "gave other messages for 0 to 45: "),
-    (x.MarksOnDisk, GIVES_AGAIN, "45 messages and 0; message 1 is b'line 0' and not"),
+    (x.EndInRange, "ranges meet", "1 at a time, than for all at once: "),
+    (x.StartNotInRange, "ranges meet", "1 at a time, than for all at once: "),
+    (x.TenAPage, "ranges meet", "1 at a time, than for all at once: "),
+    (x.LosesLast, "ranges meet", "2 at a time, than for all at once: "),
+    (
+        x.SkipsRepeated,
+        GIVES_AGAIN,
+        "gave different messages for 0 to 45 when asked again: ",
+    ),
+    (x.GoesOn, GIVES_AGAIN, "gave different messages for 0 to 45: "),
+    (x.NoOrder, GIVES_AGAIN, "gave different messages for 0 to 45"),
+    (x.GivesOnce, GIVES_AGAIN, "gave different messages for 0 to 45: "),
+    (
+        x.MarksOnDisk,
+        GIVES_AGAIN,
+        "45 messages first, then 0; message 1 was b'line 0', then not",
+    ),
     (x.RefusesMany, GIVES_AGAIN, "refused the range 0 to 45: too many"),
-    (x.Resumes, "repeats what was cut short", "gave less once it was killed in"),
+    (
+        x.Resumes,
+        "repeats what was cut short",
+        "gave different messages after it was killed in",
+    ),
     (x.FallingLatest, LATEST, "reported that 44 is its latest offset, then 41"),
     (x.WaveringLatest, LATEST, "reported that 45 is its latest offset, then 44"),
-    (x.OtherLatest, LATEST, "reports in another process that 44 is its latest offset"),
-    (x.LatestInWords, LATEST, "gave 1 message, and not one whole number, as its lat"),
+    (x.OtherLatest, LATEST, "is its latest offset, then 44 in another process"),
+    (x.LatestInWords, LATEST, "gave 1 message as its latest offset, expected one who"),
     (x.DiesAtInitial, LATEST, "exited with status 4"),
     (x.ReadIsRequest, "accepts requests in parts", "exited with status 1"),
     (
         x.OneARead,
         "accepts requests at once",
-        "has 2 replies outstanding: for 3 seconds",
+        "has 2 replies outstanding: timed out after 3 seconds",
     ),
     (x.NothingWithoutOutput, "answers a request", OWES),
     (x.Buffers, "answers a request", "replied only when its stdin was closed: flush"),
     (x.EndsTwice, "answers a request", "wrote 1 reply too many: <EOP>"),
     (x.OneIsEnough, "accepts many requests", "exited with status 0"),
     (x.Greets, "writes nothing unsolicited", "wrote unsolicited output: extracting"),
-    (x.StaysOn, "ends", "did not exit: for 3 seconds"),
-    (x.Stubborn, "exits on SIGTERM", "did not exit: for 3 seconds"),
+    (x.StaysOn, "ends", "did not exit: timed out after 3 seconds"),
+    (x.Stubborn, "exits on SIGTERM", "did not exit: timed out after 3 seconds"),
 ]
 
 OF_KEEPERS: Final = [
     (
         x.StoresFirst,
         "repeats what was not received",
-        "did not give the same again: 45 messages and 0",
+        "did not give the same messages again: 45 messages first, then 0",
     ),
     (x.NothingNew, "accepts many requests", OWES),
 ]
@@ -80,7 +92,7 @@ async def ends_in_a_message(worker: ScriptedWorker) -> None:
 PLAIN: Final = [
     (ends_with_eop, "the worker works in cycles; set dialect.mode: cyclic"),
     (fails_in_the_middle, "exited with status 1: the extraction counts as incomplete"),
-    (ends_in_a_message, "not complete: b"),
+    (ends_in_a_message, "ended its output with incomplete data: b"),
 ]
 
 
@@ -126,7 +138,7 @@ def test_bug_of_a_plain_extraction_is_found(program: Script, reason: str) -> Non
 def test_plain_extraction_that_leaves_a_process_behind_is_found() -> None:
     """That process would be killed in the middle of its work (issue 12)."""
     findings = plain(["sh", "-c", "sleep 60 & echo a"])
-    assert "left something behind" in failures(findings)["writes all and exits"]
+    assert "left processes behind" in failures(findings)["writes all and exits"]
 
 
 def test_every_check_has_a_bug_that_it_finds() -> None:
@@ -151,7 +163,7 @@ def test_worker_without_a_bug_passes(
 def test_worker_that_extracts_nothing_is_reported() -> None:
     """It may be waiting for requests (issue 12)."""
     findings = plain(["true"])
-    assert "is cyclic" in said(findings, Verdict.ADVICE)["writes all and exits"]
+    assert "mode: cyclic" in said(findings, Verdict.ADVICE)["writes all and exits"]
 
 
 def test_plain_worker_that_never_writes_the_same_is_reported() -> None:
@@ -163,13 +175,13 @@ def test_plain_worker_that_never_writes_the_same_is_reported() -> None:
     findings = plain(count)
     assert failures(findings) == {}
     advice = said(findings, Verdict.ADVICE)["writes the same again"]
-    assert "2 messages and 2; message 2 is b'" in advice
+    assert "2 messages first, then 2; message 2 was b'" in advice
 
 
 def test_worker_that_does_not_know_latest_is_reported() -> None:
     """Its stage needs ``end`` (issue 12)."""
     findings = cyclic(x.UnknownLatest)
-    assert "needs end" in said(findings, Verdict.ADVICE)[LATEST]
+    assert "needs offsets.end" in said(findings, Verdict.ADVICE)[LATEST]
     assert failures(findings) == {}
 
 

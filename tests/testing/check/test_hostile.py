@@ -12,7 +12,7 @@ from tests.testing.check.checked import checked, failures, said
 
 K = FaultKind
 UNASKED = "writes nothing unsolicited"
-SILENT = "the worker has 1 reply outstanding: for 2 seconds"
+SILENT = "the worker has 1 reply outstanding: timed out after 2 seconds"
 STARTED = Moment.START
 ANY = ""
 """In place of a name: timing decides which check is the first to find it."""
@@ -39,7 +39,7 @@ FAILS = [
         "the worker has 1 reply outstanding: exited with status 1",
     ),
     (Fault(K.EXIT, status=0), "answers", "exited with status 0"),
-    (Fault(K.PARTIAL), "answers", "ended its output with what is not complete: one"),
+    (Fault(K.PARTIAL), "answers", "ended its output with incomplete data: one"),
     (Fault(K.STALL), "answers", SILENT),
     (Fault(K.SPIN), "answers", SILENT),
     (Fault(K.STOP), "answers", SILENT),
@@ -65,7 +65,7 @@ FAILS = [
     (
         Fault(K.IGNORE_SIGTERM),
         "exits on SIGTERM",
-        "the worker did not exit: for 2 seconds",
+        "the worker did not exit: timed out after 2 seconds",
     ),
     (Fault(K.GRANDCHILD, message=1), "ends", "behind, which had to be killed"),
     # The same faults later, or only at some moment.
@@ -83,8 +83,16 @@ FAILS = [
         "ends",
         "was killed by SIGKILL when its stdin ended",
     ),
-    (Fault(K.STALL, at=Moment.END), "ends", "the worker did not exit: for 2 seconds"),
-    (Fault(K.CLOSE_STDOUT, at=Moment.END), "ends", "did not exit: for 2 seconds"),
+    (
+        Fault(K.STALL, at=Moment.END),
+        "ends",
+        "the worker did not exit: timed out after 2 seconds",
+    ),
+    (
+        Fault(K.CLOSE_STDOUT, at=Moment.END),
+        "ends",
+        "did not exit: timed out after 2 seconds",
+    ),
     (
         Fault(K.KILL, message=100),
         "accepts many messages at once",
@@ -96,15 +104,19 @@ FAILS = [
 ]
 
 ADVISES = [
-    (Fault(K.REFUSE), "continues after a refusal", "it refuses all words"),
+    (Fault(K.REFUSE), "continues after a refusal", "it refuses all test words"),
     (
         Fault(K.STDERR, size=5000),
         "writes little to stderr",
         "bytes to stderr for each message",
     ),
     (Fault(K.EXIT, at=Moment.END), "ends", "exited with status 1 when its stdin ended"),
-    (Fault(K.GARBAGE, message=6), "keeps no state", "depends on those before it"),
-    (Fault(K.FLOOD, message=6, size=2), "keeps no state", "depends on those before it"),
+    (Fault(K.GARBAGE, message=6), "keeps no state", "depends on earlier messages"),
+    (
+        Fault(K.FLOOD, message=6, size=2),
+        "keeps no state",
+        "depends on earlier messages",
+    ),
 ]
 
 # A worker may be slow, and may reply with anything: these can't be distinguished from

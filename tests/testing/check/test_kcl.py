@@ -36,7 +36,7 @@ def test_good_processor_passes() -> None:
         ("names another", "initializes", "sent a status for nothing, expected one for"),
         ("names none", "initializes", "sent a status that names no action"),
         ("dies of initialize", "initializes", "exited with status 3"),
-        ("hangs in initialize", "initializes", "did not answer initialize for 2 s"),
+        ("hangs in initialize", "initializes", "did not answer initialize within 2 s"),
         ("hangs in leaseLost", "initializes", "did not answer leaseLost"),
         (
             "hangs in processRecords",
@@ -58,7 +58,7 @@ def test_good_processor_passes() -> None:
             "answers each action once",
             "before it had the answer to a checkpoint",
         ),
-        ("goes back", "checkpoints what was delivered", "is behind the last one"),
+        ("goes back", "checkpoints what was delivered", "is before the last one"),
         (
             "dies of shutdownRequested",
             "answers a request to shut down",
@@ -70,12 +70,12 @@ def test_good_processor_passes() -> None:
             "exited with status 3",
         ),
         ("dies of no data", "accepts records without data", "exited with status 3"),
-        ("exits badly", "initializes", "exited with status 3 at the end of its life"),
+        ("exits badly", "initializes", "exited with status 3 after its last action"),
         ("answers twice", "answers each action once", "is a callback called twice?"),
         (
             "invents numbers",
             "checkpoints what was delivered",
-            "which was not delivered or is behind the last one",
+            "which was not delivered or is before the last one",
         ),
         (
             "ignores the end of a shard",
@@ -108,7 +108,7 @@ def test_good_processor_passes() -> None:
         (
             "checkpoints behind leaseLost",
             "lets go of a lost lease",
-            "asked for a checkpoint behind leaseLost: InvalidStateException",
+            "asked for a checkpoint after leaseLost: InvalidStateException",
         ),
         ("ignores the end", "exits when stdin ends", "did not exit"),
         ("waits for ever", "exits when an answer does not come", "did not exit"),
@@ -119,7 +119,7 @@ def test_good_processor_passes() -> None:
         (
             "forgets sub-sequence numbers",
             "begins within records that were put as one",
-            "which was not delivered or is behind the last one",
+            "which was not delivered or is before the last one",
         ),
         (
             "takes no sub-sequence number",

@@ -61,7 +61,7 @@ PLANTED = [
     (
         answerers.answers_the_last_first,
         "accepts many messages at once",
-        "gave its replies in another order",
+        "gave its replies in a different order",
     ),
     (
         answerers.dies_at_the_100th,
@@ -95,7 +95,7 @@ def test_worker_that_takes_long_to_start_is_not_taken_for_one_that_buffers() -> 
     """It has read nothing yet; the reason names the remedy."""
     reason = failures(checked(["tail", "-f", "/dev/null"], timeout=1))["answers"]
     assert reason == (
-        "the worker has read nothing within 1 s: where it takes longer to start, set"
+        "the worker has read nothing within 1 s: if it needs longer to start, set"
         " --timeout 6"
     )
 
@@ -105,7 +105,7 @@ def test_worker_that_hangs_within_its_input_is_not_taken_for_one_that_starts() -
     program = "dd bs=1 count=1 of=/dev/null 2>/dev/null; tail -f /dev/null"
     reason = failures(checked(["sh", "-c", program], timeout=1))["answers"]
     assert "to start" not in reason
-    assert "for 1 seconds" in reason
+    assert "timed out after 1 seconds" in reason
 
 
 def test_failure_shows_what_went_both_ways_with_the_markers_by_name() -> None:
@@ -130,7 +130,7 @@ def test_markers_that_a_worker_does_not_read_are_advice() -> None:
     assert failures(findings) == {}
     advice = said(findings, Verdict.ADVICE)
     name = "reads its markers from the environment"
-    assert "other markers than the default ones" in advice[name]
+    assert "markers other than the default ones" in advice[name]
     skipped = said(findings, Verdict.NOT_APPLICABLE)
     assert "accepts markers of several bytes" in skipped
 
@@ -150,14 +150,20 @@ def test_chosen_markers_are_those_of_all_checks() -> None:
     findings = scripted(echo, markers=markers)
     assert failures(findings) == {}
     skipped = said(findings, Verdict.NOT_APPLICABLE)
-    assert skipped["accepts markers of several bytes"] == "its markers were chosen"
+    assert (
+        skipped["accepts markers of several bytes"]
+        == "its stage sets markers of its own"
+    )
 
 
 def test_counting_worker_keeps_to_the_protocol() -> None:
     """It may reply with anything; that it counts is reported (issue 12)."""
     findings = scripted(answerers.keeps_state)
     assert failures(findings) == {}
-    assert "before it" in said(findings, Verdict.ADVICE)["keeps no state"]
+    assert (
+        "depends on earlier messages"
+        in said(findings, Verdict.ADVICE)["keeps no state"]
+    )
 
 
 def test_worker_that_knows_a_message_again_is_reported() -> None:
@@ -205,7 +211,7 @@ def test_worker_that_refuses_what_it_can_process_is_found() -> None:
     assert "refuses all messages of the sample" in failures(findings)[name]
     findings = scripted(each(refuse))
     assert failures(findings) == {}
-    assert "refuses all words" in said(findings, Verdict.ADVICE)[name]
+    assert "refuses all test words" in said(findings, Verdict.ADVICE)[name]
 
 
 def test_worker_that_does_not_keep_its_contract_is_found() -> None:
@@ -218,11 +224,11 @@ def test_worker_that_does_not_keep_its_contract_is_found() -> None:
     sample = [b"1", b"no", b"a"]
     findings = scripted(each(number), stage=stage, sample=sample)
     assert failures(findings)[name].endswith(
-        "gave a reply, number 3, that breaks expect.json: output 1 is not a JSON document"
+        "gave reply number 3, which breaks expect.json: output 1 is not a JSON document"
     )
     assert failures(scripted(each(number), stage=stage, sample=[b"1"])) == {}
     reasons = said(scripted(each(number), stage=stage), Verdict.NOT_APPLICABLE)
-    assert reasons[name] == "only of a sample it is known what a reply must be"
+    assert reasons[name] == "only for a sample is it known what a reply must be"
 
 
 def test_worker_that_refuses_by_mood_is_reported() -> None:
@@ -239,7 +245,7 @@ def test_worker_that_refuses_by_mood_is_reported() -> None:
     findings = scripted(each(refuse_first))
     assert failures(findings) == {}
     advice = said(findings, Verdict.ADVICE)["continues after a refusal"]
-    assert advice == "it refuses a message at one time, and answers it at another"
+    assert advice == "it refused a message first, and answered the same message later"
 
 
 def test_worker_that_refuses_nothing_is_not_asked_to_go_on() -> None:
@@ -255,7 +261,10 @@ def test_worker_of_one_language_may_die_of_another() -> None:
     take_objects = makes(lambda message: [message[message.index(b"{") :]])
     findings = scripted(take_objects, sample=[b"{1", b"{2", b"{3"])
     assert failures(findings) == {}
-    assert "to refuse" in said(findings, Verdict.ADVICE)["accepts an empty message"]
+    assert (
+        "refusing it costs"
+        in said(findings, Verdict.ADVICE)["accepts an empty message"]
+    )
     assert "answers" in failures(scripted(take_objects))
 
 

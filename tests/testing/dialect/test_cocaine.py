@@ -137,11 +137,11 @@ def test_what_is_no_frame_is_shown_as_it_is() -> None:
         "control frame 7",
     ]
     assert reader.read(THEIRS, b"\x01\x92\x01\x02") == [
-        "no frame: 1",
-        "no frame: [1, 2]",
+        "not a frame: 1",
+        "not a frame: [1, 2]",
     ]
-    assert reader.read(THEIRS, b"\xc1 what") == [r"no frame: '\xc1 what'"]
-    assert reader.read(THEIRS, b"is it") == ["no frame: 'is it'"]
+    assert reader.read(THEIRS, b"\xc1 what") == [r"not a frame: '\xc1 what'"]
+    assert reader.read(THEIRS, b"is it") == ["not a frame: 'is it'"]
     assert reader.read(OURS, b"\x93\x01\x00\x90") == ["handshake"]
 
 

@@ -9,7 +9,7 @@
 # shell variable cannot hold. Any other byte may occur.
 
 if [ "${ETLSTAGE_EOM-\\012}${ETLSTAGE_EOP-\\000}" != '\012\000' ]; then
-    echo "load.sh: can't speak other markers than the default ones" >&2
+    echo "load.sh: only the default markers are supported" >&2
     exit 2
 fi
 

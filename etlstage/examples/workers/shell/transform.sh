@@ -10,7 +10,7 @@
 # every awk can hold. Any other byte may occur.
 
 if [ "${ETLSTAGE_EOM-\\012}${ETLSTAGE_EOP-\\000}" != '\012\000' ]; then
-    echo "transform.sh: can't speak other markers than the default ones" >&2
+    echo "transform.sh: only the default markers are supported" >&2
     exit 2
 fi
 

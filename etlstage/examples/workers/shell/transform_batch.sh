@@ -11,7 +11,7 @@
 
 markers="${ETLSTAGE_EOM-\\012}${ETLSTAGE_EOP-\\000}${ETLSTAGE_EOB-\\027}"
 if [ "$markers" != '\012\000\027' ]; then
-    echo "transform_batch.sh: can't speak other markers than the default ones" >&2
+    echo "transform_batch.sh: only the default markers are supported" >&2
     exit 2
 fi
 
