@@ -309,7 +309,8 @@ class Section(Kind):
         unknown = [key for key in value if key not in self.keys]
         problems += (broken((key,), self._unknown(key)) for key in unknown[:MOST])
         if len(unknown) > MOST:
-            text = f"unknown key, and {len(unknown) - MOST - 1:,} more"
+            more = len(unknown) - MOST - 1
+            text = f"unknown key, and {more:,} more" if more else "unknown key"
             problems.append(broken((unknown[MOST],), text))
         for key, item in value.items():
             setting = self.keys.get(key)

@@ -256,6 +256,12 @@ CYCLIC = WORKERS.replace(
             "at least once: a batch that is repeated after a crash replaces its folder",
         ),
         (
+            frames("streaming", more="delivery: exactly-once").replace(
+                "path: out", "format: jdbc, options: {url: u, dbtable: t}"
+            ),
+            "exactly once: each batch and its record are added in one transaction",
+        ),
+        (
             frames("streaming").replace("path: out", "table: t"),
             "at least once: a batch that is repeated after a crash is loaded again",
         ),

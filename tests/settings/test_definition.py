@@ -175,13 +175,17 @@ def test_errors_of_what_a_mapping_stands_for_are_its_own() -> None:
     assert "not shown" in caught.value.problems[0].shown(instead="hidden")
 
 
-def test_many_unknown_keys_are_reported_in_one_line() -> None:
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(21, "unknown key"), (22, "unknown key, and 1 more"), (1000, "and 979 more")],
+)
+def test_many_unknown_keys_are_reported_in_one_line(count: int, text: str) -> None:
     """Looking for a suggestion for each key would take too long (issue 23)."""
     section = Section({})
     with pytest.raises(Invalid) as caught:
-        section.read({f"key{i}": 1 for i in range(1000)})
+        section.read({f"key{i}": 1 for i in range(count)})
     assert len(caught.value.problems) == 21
-    assert caught.value.problems[-1].text == "unknown key, and 979 more"
+    assert caught.value.problems[-1].text.endswith(text)
 
 
 def test_key_that_has_moved() -> None:

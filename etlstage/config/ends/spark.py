@@ -255,6 +255,9 @@ class SparkSinkKeys(RowSinkKeys):
     def promise(self, stage: LoadKeys, pipeline: PipelineKeys) -> str | None:
         """Return what becomes of an interrupted epoch or batch."""
         folders = self.path is not None and of_files(self.format)
+        once = pipeline.delivery == "exactly-once"
+        if pipeline.engine == "streaming" and self.path is None and once:
+            return "exactly once: each batch and its record are added in one transaction"
         if pipeline.engine == "streaming" and not folders:
             return (
                 "at least once: a batch that is repeated after a crash is loaded again"
@@ -269,7 +272,7 @@ class SparkSinkKeys(RowSinkKeys):
                 f"{pipeline.delivery.replace('-', ' ')}: files of a batch are moved into"
                 " the path once it is recorded; those of an unrecorded one are removed"
             )
-        if pipeline.delivery != "exactly-once":
+        if not once:
             return None
         if self.path is None:
             return (
