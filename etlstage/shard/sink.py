@@ -361,8 +361,11 @@ class ShardedSink(ShardSink):
             if shard.worker is not None:
                 shard.worker.finish(self._why)
         self._finishing = True
-        for shard in self._shards:
-            await shard.settled.wait()
+        try:
+            for shard in self._shards:
+                await shard.settled.wait()
+        finally:
+            self._finishing = False
         self._check()
         self._finished = not self.withheld
         for shard in self._shards:

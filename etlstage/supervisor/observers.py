@@ -140,7 +140,11 @@ class Observers:
                         "stage continues one message at a time",
                         reason="replies can't be matched to messages; see: etlstage help pairing",
                     )
-            case StartFailed(error=error) | WorkerFailedPermanently(error=error):
+            case StartFailed(worker, error):
+                log.warning(
+                    "worker could not be started", worker=worker, error=str(error)
+                )
+            case WorkerFailedPermanently(error=error):
                 log.error("worker failed permanently", error=str(error))
             case WorkerStarted(worker, pid, start):
                 log.debug("worker started", worker=worker, pid=pid, start=start)

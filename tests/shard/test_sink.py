@@ -169,12 +169,19 @@ async def test_workers_are_killed_at_each_step() -> None:
 
 @virtually
 async def test_load_is_drained_at_any_turn() -> None:
-    """A drain causes no error, even before the workers have got any message."""
-    for begin, turns in product((0, COUNT), range(0, 60, 2)):
+    """
+    A drain causes no error: before the workers have got a message, while they load,
+    and once they have ended.
+    """
+    loaded: dict[tuple[int, int], set[int]] = {}
+    cases = [(0, 1), (COUNT, 1), (0, 0)]
+    for (begin, pause), turns in product(cases, range(0, 200, 8)):
         workers, reports = Workers(), list[Report]()
 
-        async def late(worker: ScriptedWorker, workers: Workers = workers) -> int:
-            await anyio.sleep(1)
+        async def late(
+            worker: ScriptedWorker, workers: Workers = workers, pause: int = pause
+        ) -> int:
+            await anyio.sleep(pause)
             return await workers(worker)
 
         sink = sharded(late)
@@ -191,7 +198,21 @@ async def test_load_is_drained_at_any_turn() -> None:
                 await anyio.lowlevel.checkpoint()
             pipeline.drain()
         (report,) = reports
-        assert report.error is None, (begin, turns, report.error)
+        at = (begin, pause, turns)
+        assert report.error is None, (at, report.error)
+        done = [
+            json.loads(record)["n"]
+            for records in workers.done.values()
+            for _, record in records
+        ]
+        assert sorted(done) == [*range(begin, begin + len(done))], at
+        last = report.ledger[-1]
+        assert last.made == len(done), at
+        assert report.ledger[0].made == last.received == last.made + last.unprocessed
+        loaded.setdefault((begin, pause), set()).add(len(done))
+    assert loaded[COUNT, 1] == loaded[0, 1] == {0}
+    assert max(loaded[0, 0]) == COUNT
+    assert len(loaded[0, 0]) > 3
 
 
 @virtually

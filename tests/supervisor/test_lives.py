@@ -6,11 +6,14 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from pathlib import Path
 
 import anyio
 import pytest
+from structlog.testing import capture_logs
 
 from etlstage.errors import StageFailed, WorkerLost
+from etlstage.messages import Result
 from etlstage.protocol.marker import Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import (
@@ -23,6 +26,7 @@ from etlstage.stage import (
 )
 from etlstage.supervisor import (
     AsyncSupervisor,
+    StartFailed,
     SupervisorEvent,
     WorkerExited,
     WorkerFailed,
@@ -158,21 +162,61 @@ async def test_exit_status_forbids_a_restart() -> None:
     assert "exited with status 78" in str(outcomes[0])
 
 
-async def test_program_that_is_removed_is_tried_again(tmp_path: object) -> None:
+async def test_program_that_is_removed_is_tried_again(tmp_path: Path) -> None:
     """A deployment may put it back, so a start that fails is repeated."""
-    assert hasattr(tmp_path, "joinpath")
-    program = tmp_path.joinpath("worker")
+    program, aside = tmp_path / "worker", tmp_path / "aside"
+    program.write_text(
+        f"#!{sys.executable} -S\n{ECHO}\n"
+        f"if start == 1:\n    sys.exit(os.rename(__file__, {str(aside)!r}))\n{LOOP}"
+    )
+    program.chmod(0o755)
+    restart = RestartPolicy(max=5, delay=0.01)
+    run = Stage(name="t", worker=(str(program),), restart=restart)
+    supervisor = AsyncSupervisor(run)
+    with supervisor.events() as events, capture_logs() as logs, anyio.fail_after(HANG):
+        async with supervisor, anyio.create_task_group() as tasks:
+            results: list[Result] = []
+
+            async def submit() -> None:
+                results.extend(await supervisor.submit([b"one"]))
+
+            tasks.start_soon(submit)
+            seen = []
+            async for event in events:
+                seen.append(type(event))
+                # The second restart follows a start that has failed.
+                if seen.count(WorkerRestarting) == 2:
+                    break
+            aside.rename(program)
+    assert seen == [
+        WorkerStarted,
+        WorkerExited,
+        WorkerRestarting,
+        StartFailed,
+        WorkerRestarting,
+    ]
+    assert not [log for log in logs if log["log_level"] == "error"]
+    assert [result.outputs for result in results] == [(b"one",)]
+
+
+async def test_program_that_stays_away_is_given_up(tmp_path: Path) -> None:
+    """After restart.max starts that failed; the error names the missing file."""
+    program = tmp_path / "worker"
     text = f"#!{sys.executable} -S\nimport os\nos.rename(__file__, __file__ + '~')\n"
     program.write_text(text)
     program.chmod(0o755)
-    run = Stage(
-        name="t", worker=(str(program),), restart=RestartPolicy(max=1, delay=0.01)
-    )
+    restart = RestartPolicy(max=2, delay=0.01)
+    run = Stage(name="t", worker=(str(program),), restart=restart)
     events, outcomes = await lives(run, [b"one"])
 
     assert isinstance(outcomes[0], StageFailed)
     assert "there is no file" in str(outcomes[0])
-    assert kinds(events)[-2:] != [WorkerStarted, WorkerExited]
+    assert kinds(events) == [
+        WorkerStarted,
+        WorkerExited,
+        *[WorkerRestarting, StartFailed] * 2,
+        WorkerFailedPermanently,
+    ]
 
 
 @in_memory

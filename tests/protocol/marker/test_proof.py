@@ -561,16 +561,33 @@ def test_all_that_was_given_is_written_before_the_end_of_input() -> None:
 
 
 def test_worker_that_counts_may_leave_the_end_of_its_batch_unread_at_exit() -> None:
-    """Only at its exit: a worker that goes on must have read EOB."""
-    talk = Talk(Mode.BATCH_SUPERVISOR, terms=Terms(first=3))
-    talk.proof.give(b"a\nb\nc\n\x17", 3, 0.0, idle=True, opens=True)
-    assert talk.proof.input_unread(0, 0.0, owed=1)
-    talk.proof.output_dry(0.0)
-    talk.proof.hold(Ended(1, [(b"abc",)]), 1, 0.0, owed=0)
-    assert not talk.proof.input_unread(1, 0.0, owed=0)
-    assert talk.proof.input_unread(1, 0.005, owed=0)
-    talk.proof.output_dry(0.005)
-    assert "before it had read its EOB" in fault(talk.session.events_received()).what
+    """Only EOB, and only at its exit: a worker that goes on must have read it."""
+
+    def answered_early() -> Talk:
+        talk = Talk(Mode.BATCH_SUPERVISOR, terms=Terms(first=3))
+        talk.proof.give(b"a\nb\nc\n\x17", 3, 0.0, idle=True, opens=True)
+        assert talk.proof.input_unread(0, 0.0, owed=1)
+        talk.proof.output_dry(0.0)
+        talk.proof.hold(Ended(1, [(b"abc",)]), 1, 0.0, owed=0)
+        return talk
+
+    goes_on = answered_early()
+    assert not goes_on.proof.input_unread(1, 0.0, owed=0)
+    assert goes_on.proof.input_unread(1, 0.005, owed=0)
+    goes_on.proof.output_dry(0.005)
+    found = fault(goes_on.session.events_received())
+    assert "before it had read its EOB" in found.what
+
+    for unread in (0, 1):
+        exits = answered_early()
+        assert not exits.proof.input_unread(unread, 0.0, owed=0)
+        exits.session.peer_exited(True, 0.0)
+        assert replies(exits.session.events_received()) == [(b"abc",)]
+
+    exits = answered_early()
+    assert not exits.proof.input_unread(2, 0.0, owed=0)
+    exits.session.peer_exited(True, 0.0)
+    assert "2 bytes of what it answered" in fault(exits.session.events_received()).what
 
 
 def test_session_without_terms_holds_nothing_back() -> None:
