@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from etlstage import worker
-from etlstage.errors import WorkerRefusal
+from etlstage.errors import EtlstageError, WorkerRefusal
 from etlstage.messages import Result
 from etlstage.protocol.base import Shape
 from etlstage.stage import ErrorBudget, ErrorPolicy, RestartPolicy
@@ -32,6 +32,7 @@ from etlstage.testing.fault import FaultPlan
 from etlstage.testing.faulty.wire import FaultyLaunch
 from etlstage.testing.replies import Reply
 from etlstage.testing.strategies import batches
+from etlstage.testing.transcript import WorkerMisbehaved
 from etlstage.transport import Child, Launch, LaunchRequest, Wire
 
 __all__ = ("Held", "WorkerMachine", "given_worker")
@@ -69,8 +70,11 @@ def given_worker(
         options: Settings of :class:`~etlstage.Stage`.
 
     Raises:
+        TypeError: If the test does not take both ``messages`` and ``replies``, or is a
+            coroutine function.
         WorkerMisbehaved: By the test, if the worker breaks the protocol, or a reply
             breaks the stage's ``expect``.
+        WorkerStartFailed: By the test, if the program can't be run.
 
     """
     stage, launch = stage_of(tested, **options)
@@ -91,13 +95,24 @@ def given_worker(
             raise TypeError(f"{test.__name__} is a coroutine function; use def")
 
         whole = inspect.signature(test)
+        if missing := {"messages", "replies"} - whole.parameters.keys():
+            raise TypeError(
+                f"{test.__name__}{whole} has no parameter {min(missing)}, expected"
+                " messages and replies"
+            )
         kept = [p for name, p in whole.parameters.items() if name != "replies"]
         signature = whole.replace(parameters=kept)
 
         @wraps(test)
         def example(*args: object, **others: object) -> None:
+            __tracebackhide__ = True
             given = signature.bind(*args, **others).arguments
-            test(**given, replies=anyio.run(ask, given["messages"]))
+            try:
+                replies = anyio.run(ask, given["messages"])
+            except (EtlstageError, WorkerMisbehaved) as error:
+                # Its text explains it; the frames of our event loop do not.
+                raise error.with_traceback(None) from None
+            test(**given, replies=replies)
 
         example.__signature__ = signature  # type: ignore[attr-defined]
         return settings(hypothesis.given(messages=messages)(example))

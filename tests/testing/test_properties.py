@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 import anyio
@@ -142,6 +144,32 @@ def test_messages_look_like_markers() -> None:
     test_nothing()
     assert any(b"EO" in message for message in seen)
     assert not any(marker in m for m in seen for marker in (b"EOM", b"EOB"))
+
+
+@pytest.mark.parametrize(
+    ("test", "missing"),
+    [(lambda messages: None, "replies"), (lambda message, replies: None, "messages")],
+)
+def test_test_without_a_parameter_is_refused(
+    test: Callable[..., None], missing: str
+) -> None:
+    """When it is decorated, not by Hypothesis in the middle of it (issue 26)."""
+    with pytest.raises(TypeError, match=f"has no parameter {missing}, expected"):
+        given_worker(clumsy, settings=FEW)(test)
+
+
+def test_failure_is_shown_without_our_frames() -> None:
+    """Only the transcript explains what the worker did (issue 26)."""
+
+    @given_worker(clumsy, settings=FEW, messages=st.just([b"x"]), expect={"outputs": 2})
+    def test_nothing(messages: list[bytes], replies: list[Reply]) -> None:
+        raise AssertionError("unreachable: it has failed by now")
+
+    with pytest.raises(WorkerMisbehaved) as failed:
+        test_nothing()
+    frames = [Path(entry.path).name for entry in failed.traceback]
+    assert frames[-1] == "machine.py"
+    assert "conversation.py" not in frames
 
 
 def test_coroutine_is_no_such_test() -> None:
