@@ -219,9 +219,11 @@ def install(packages: Sequence[str]) -> None:
     with (Path(tempfile.gettempdir()) / "etlstage-install.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+        # The installation of a process that was killed may still be running.
+        apt = ["apt-get", "-qq", "-o", "DPkg::Lock::Timeout=300"]
         for command in (
-            ["apt-get", "update", "-qq"],
-            ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *packages],
+            [*apt, "update"],
+            [*apt, "install", "-y", "--no-install-recommends", *packages],
         ):
             done = subprocess.run(
                 command, env=quiet, capture_output=True, text=True, check=False

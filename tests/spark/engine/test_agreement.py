@@ -6,7 +6,7 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Iterator
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, Final
 
@@ -194,10 +194,33 @@ def run(folder: Path, pipeline: dict[str, Any], spark: SparkSession) -> Report:
     return anyio.run(main)
 
 
-def loaded(folder: Path) -> list[str]:
-    """Return the loaded messages, file by file."""
+def loaded(folder: Path) -> list[list[str]]:
+    """Return the loaded messages of each file."""
     files = (folder / "out").glob("[!._]*")
-    return [line for path in files for line in path.read_text().splitlines()]
+    return [path.read_text().splitlines() for path in files]
+
+
+def partition(n: int, pipeline: dict[str, Any], count: int) -> int:
+    """Return the number of the partition with row ``n`` of ``count``."""
+    if "worker" not in pipeline["extract"]:
+        return int(n >= count // 2)  # the file
+    if pipeline["engine"] == "local":
+        return 0
+    return int(n // pipeline["extract"]["offsets"]["step"])
+
+
+def check_order(found: list[list[str]], pipeline: dict[str, Any], count: int) -> None:
+    """Check the order of messages of one partition that are loaded in one file."""
+    orders = {stage["order"] for stage in pipeline["transform"]}
+    if "none" in orders:
+        return
+    for lines in found:
+        last: dict[tuple[int, int], int] = {}
+        for row in map(json.loads, lines):
+            key = row["key"] if "key" in orders else -1
+            group = partition(row["n"], pipeline, count), key
+            assert last.get(group, -1) <= row["n"], lines
+            last[group] = row["n"]
 
 
 def dead_letters(folder: Path) -> Iterator[tuple[str, str]]:
@@ -221,7 +244,10 @@ def test_engines_agree(
     read: list[dict[str, Any]],
     pipeline: dict[str, Any],
 ) -> None:
-    """Each engine loads and dead-letters what the workers' replies imply (issue 23)."""
+    """
+    Each engine loads and dead-letters what the workers' replies imply, in the order
+    that its stages keep (issue 23).
+    """
     if any(map(batched, pipeline["transform"])):
         read = [row | {"do": row["do"].replace("refuse", "one")} for row in read]
     event(f"{pipeline['engine']}, {len(pipeline['transform'])} stages")
@@ -231,7 +257,8 @@ def test_engines_agree(
     assert report.error is None
     messages, dead = expected(read, pipeline)
     found = loaded(folder)
-    assert Counter(found) == messages
+    assert Counter(chain.from_iterable(found)) == messages
+    check_order(found, pipeline, len(read))
     assert Counter(dead_letters(folder)) == dead
     accounts = {account.stage: account for account in report.ledger}
     assert accounts["load"].done == messages.total()
