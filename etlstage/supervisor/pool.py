@@ -487,14 +487,15 @@ class WorkerPool:
     def _give_up(self, worker: str, reason: str) -> None:
         last = self._last_errors.get(worker)
         name = self.stage.name
-        text = f"all workers failed: {reason}"
+        text, word, story = f"all workers failed: {reason}", "", tuple[str, ...]()
         if last is not None:
-            text = (
-                f"{last.word}; {text}" if last.word else f"{text}; last error: {last}"
-            )
+            word, story, what = last.word, last.story, f"last error: {last}"
+            if word:
+                text, story = f"{word}; {text}", (what, *story)
+            else:
+                text = f"{text}; {what}"
         error = StageFailed(f"stage {name}: {text}", stage=name)
-        if last is not None:
-            error.word, error.story = last.word, (f"last error: {last}", *last.story)
+        error.word, error.story = word, story
         self.backlog.fail(error)
 
     def _note(self, event: SupervisorEvent) -> None:

@@ -210,7 +210,8 @@ async def test_program_that_stays_away_is_given_up(tmp_path: Path) -> None:
     events, outcomes = await lives(run, [b"one"])
 
     assert isinstance(outcomes[0], StageFailed)
-    assert "there is no file" in str(outcomes[0])
+    assert "last error: stage t: can't start worker t-1" in str(outcomes[0])
+    assert not any("last error" in line for line in outcomes[0].story)
     assert kinds(events) == [
         WorkerStarted,
         WorkerExited,
