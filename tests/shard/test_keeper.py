@@ -678,7 +678,7 @@ def test_of_two_starts_at_once_one_is_refused() -> None:
     assert second.workers
     world.go_on(2 * FAILOVER)
 
-    assert "is running" in second.refused
+    assert "is already running" in second.refused
     assert not first.refused
     assert len(first.workers) == 4
 

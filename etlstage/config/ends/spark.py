@@ -257,7 +257,9 @@ class SparkSinkKeys(RowSinkKeys):
         folders = self.path is not None and of_files(self.format)
         once = pipeline.delivery == "exactly-once"
         if pipeline.engine == "streaming" and self.path is None and once:
-            return "exactly once: each batch and its record are added in one transaction"
+            return (
+                "exactly once: each batch and its record are added in one transaction"
+            )
         if pipeline.engine == "streaming" and not folders:
             return (
                 "at least once: a batch that is repeated after a crash is loaded again"

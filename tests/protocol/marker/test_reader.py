@@ -112,7 +112,7 @@ def test_half_a_marker_at_the_end_is_a_tail(chop: Chop) -> None:
 def test_unsolicited_eop_is_refused(chop: Chop, mode: Mode, markers: Markers) -> None:
     """PyDKB writes one after an unterminated tail; it answers no message."""
     text = failure(MarkerProtocol(S, mode, markers), chop(markers.eop))
-    assert text.startswith("can't handle EOP in state IDLE: no message is to be answ")
+    assert text.startswith("can't handle EOP in state IDLE: no reply is due")
     assert text.endswith("(offset 0")
 
 
