@@ -649,7 +649,7 @@ async def test_set_of_other_messages_is_refused(tmp_path: Path) -> None:
     (tmp_path / "other" / "file").touch()
     for sink, text in (
         (JournalSink(tmp_path / "json"), "their content type is application/x-ndjson"),
-        (JournalSink(tmp_path / "json", partitions=3), "it has 1 partitions, not 3"),
+        (JournalSink(tmp_path / "json", partitions=3), "it has 1 partition, not 3"),
         (JournalSink(tmp_path / "other"), "it is not a set of journals"),
     ):
         report = await Pipeline(name="p", source=MemorySource([]), sink=sink).run()

@@ -183,7 +183,7 @@ def test_what_was_committed_is_left_out(
         with capture_logs() as logs:
             (report,) = await run_all(made(second, RECORDS[3:]))
         assert report.status == "done", report.error
-        left = [log for log in logs if "left out" in log["event"]]
+        left = [log for log in logs if "records omitted" in log["event"]]
         assert sum(log["records"] for log in left) == (17 if kind == "alone" else 0)
 
     run(monkeypatch)
