@@ -37,7 +37,7 @@ Status: TypeAlias = Literal["done", "failed", "drained", "forced"]
 ENDINGS: Final = {
     "done": "done in {}",
     "failed": "failed in {}",
-    "drained": "drained after a signal in {}; run it again for the rest",
+    "drained": "drained in {}; run it again for the rest",
     "forced": "stopped by force in {}",
 }
 """How a run ended, by its status."""

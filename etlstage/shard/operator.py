@@ -28,11 +28,14 @@ def find_lease(leases: LeaseTable, shard: str) -> Lease:
     rows = leases.read()
     found = [row for row in rows if row.shard == shard]
     found = found or [row for row in rows if row.shard.endswith(shard)]
-    if len(found) != 1:
-        names = [row.shard for row in rows]
+    if not rows:
+        raise ConfigError(f"there is no shard {shard!r}: no run has started yet")
+    names = [row.shard for row in found or rows]
+    if not found:
         close = guess(shard, names) or f", expected one of {', '.join(names)}"
-        text = "several shards end in" if found else "there is no shard"
-        raise ConfigError(f"{text} {shard!r}{close}")
+        raise ConfigError(f"there is no shard {shard!r}{close}")
+    if len(found) > 1:
+        raise ConfigError(f"several shards end in {shard!r}: {', '.join(names)}")
     return found[0]
 
 

@@ -117,5 +117,7 @@ def test_end_of_a_name_that_several_have() -> None:
     leases = MemoryLeases()
     leases.add(map(Lease, ("a-s", "b-s", "s")))
     assert find_lease(leases, "s") == Lease("s")
-    with pytest.raises(ConfigError, match="several shards end in '-s'"):
+    with pytest.raises(ConfigError, match=r"several shards end in '-s': a-s, b-s$"):
         find_lease(leases, "-s")
+    with pytest.raises(ConfigError, match="no shard 's': no run has started yet"):
+        find_lease(MemoryLeases(), "s")
