@@ -251,10 +251,12 @@ class _StageSection(Section):
                 yield broken(("dialect",), flaw)
             return
         text, frame = "only valid with `worker`", self._stage.frame
+        below = settings_of(self._ends[written[0]])
         for key, value in given.items():
             setting = self.keys[key]
             if key not in self._ends and not setting.place & frame:
-                yield broken((key,), text)
+                there = f"; write it below {written[0]}" if key in below else ""
+                yield broken((key,), text + there)
             elif isinstance(value, ErrorPolicy):
                 for name, inner in settings_of(ErrorPolicy).items():
                     changed = getattr(value, name) != inner.default
