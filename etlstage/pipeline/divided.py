@@ -341,9 +341,11 @@ class DividedPipeline(Runner):
         return True
 
     def _settle(self) -> None:
-        # The load is over if it has ended in the first part and is loaded by the last.
+        # The load is over if it has ended in the first part and is loaded by the last,
+        # which completes the output unless it is drained before.
         pending = CommitRecord.latest(self._edges[0].before).pending
-        whole = self._last == len(self._edges) and pending
+        last = self._reports.get(len(self._edges))
+        whole = pending and last is not None and last.status == "done"
         if whole and not any(edge.waits for edge in self._edges):
             self._edges[0].settle()
 

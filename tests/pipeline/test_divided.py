@@ -389,6 +389,39 @@ async def test_halves_are_drained_together(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("once", [True, False])
+async def test_drain_at_the_last_message_leaves_only_the_end_of_the_load(
+    once: bool, tmp_path: Path
+) -> None:
+    """The next run reads nothing again, and completes the output (issue 24)."""
+
+    class Ending(MemorySink):
+        finished = False
+
+        async def write(self, run: Run) -> None:
+            await super().write(run)
+            if self.account.received == 50:
+                made.drain()
+
+        async def finish(self) -> None:
+            await super().finish()
+            self.finished = True
+
+    await run(divided(tmp_path, MemorySink(), last=0, once=once))
+    sink = Ending()
+    made = divided(tmp_path, sink, once=once)
+    report = await run(made)
+    assert (report.status, sink.finished) == ("drained", False), report.error
+    assert plain(sink.messages) == sorted(numbers(50))
+    rest = Ending()
+    made = divided(tmp_path, rest, once=once)
+    assert (await run(made)).status == "done"
+    assert (rest.messages, rest.finished) == ([], True)
+    again = MemorySink()
+    assert (await run(divided(tmp_path, again, once=once))).status == "done"
+    assert plain(again.messages) == sorted(numbers(50))
+
+
+@pytest.mark.parametrize("once", [True, False])
 async def test_what_was_not_read_is_read_by_the_next_run(
     once: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
