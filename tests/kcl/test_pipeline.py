@@ -68,7 +68,7 @@ def test_shards_of_an_unmodified_processor(tmp_path: Path, forks: Forks) -> None
         forks.run([command, "clicks.yaml"], tmp_path, environment(), "")
         for command in ("plan", "run")
     )
-    assert "3, by /user, a worker for each; at the end of the input each has" in (
+    assert "3, by /user, a worker for each; at the end of the input each shard" in (
         planned.stdout
     )
     assert ended.returncode == 0, ended.stderr

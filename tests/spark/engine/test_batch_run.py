@@ -166,7 +166,8 @@ async def test_message_that_does_not_fit_is_dead_lettered(
     found = letters(tmp_path)
     assert len(found) == 3000 - good
     assert len({letter.place for letter in found}) == 3000 - good
-    assert found[0].message == b'{"id": 1000, "text": "ROW 1000"}'
+    # Spark reads files of the same size in the order in which the folder lists them.
+    assert b'{"id": 1000, "text": "ROW 1000"}' in {letter.message for letter in found}
     assert "field 'id' is a number that is not of type decimal(3,0)" in found[0].error
 
     load = "on_error: {then: fail}"
