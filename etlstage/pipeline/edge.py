@@ -114,10 +114,15 @@ class DurableEdge:
         self._settings = {"keep": keep, "limit": limit}
         self._sync = sync
 
-    def sink(self) -> JournalSink:
-        """Return the sink of the half before the edge."""
-        name = edge_name(self.stage)
-        return JournalSink(self.path, name=name, sync=self._sync, **self._mapped)
+    def sink(self, *, notes: bool = False) -> JournalSink:
+        """Return the sink of the half before the edge, see :class:`JournalSink`."""
+        return JournalSink(
+            self.path,
+            name=edge_name(self.stage),
+            sync=self._sync,
+            notes=notes,
+            **self._mapped,
+        )
 
     def source(self, cut: tuple[int, int] = CUT) -> JournalSource:
         """Return the source of the half after the edge; it ends when the other does."""

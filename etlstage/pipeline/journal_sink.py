@@ -62,6 +62,8 @@ _POLL: Final = 0.01
 """Seconds: a fifth of the time between two checks for room."""
 _OPEN: Final = "open"
 """Subfolder of a set: by load and epoch, the frames that roll back an open epoch."""
+_NOTES: Final = "notes"
+"""Subfolder of a set: by load, the number, note and intents of the last epoch."""
 _MARGIN: Final = 1 << 12
 """Maximum number of bytes that a frame adds to its message."""
 
@@ -84,6 +86,8 @@ class JournalSink(Sink):
         sync: When appended bytes are forced to the disk, besides the end of an epoch.
         most: To how many of the set's journals messages are appended; None: to all.
         opening: As in :class:`~etlstage.sequencing.Publisher`.
+        notes: Whether the set stores the note of each epoch, for a load that keeps no
+            record of its own.
 
     """
 
@@ -100,11 +104,13 @@ class JournalSink(Sink):
         sync: str = "commit",
         most: int | None = None,
         opening: Callable[[AckIntent], None] | None = None,
+        notes: bool = False,
     ) -> None:
         super().__init__(name)
         self._path = path
         self._most = most
         self._opening = opening
+        self._notes = notes
         # At a durable edge the load is not over: the next part continues it.
         self.settles: bool = most is None
         self._tokens = None if key is None else point(key)
@@ -203,6 +209,23 @@ class JournalSink(Sink):
         """Pairs of journal and hexadecimal frame that acknowledge the epoch."""
         return self._intents
 
+    async def noted(self) -> str | None:
+        """
+        Return the note of the epoch in progress, if it was stored; commit that epoch.
+
+        Raises:
+            SinkFailed: If the note can't be read, or the epoch not committed.
+
+        """
+        if not self._notes:
+            return None
+        return await anyio.to_thread.run_sync(self._noted)
+
+    async def commit(self, note: str) -> None:
+        """Store the note, if the set is to have it; raises like :meth:`write`."""
+        if self._notes and self._once:
+            await anyio.to_thread.run_sync(self._store_note, note)
+
     async def perform(self) -> None:
         """Commit what was flushed; raises like :meth:`write`."""
         await anyio.to_thread.run_sync(self._perform)
@@ -242,6 +265,33 @@ class JournalSink(Sink):
         if self._tokens is not None:
             make = modulo if self._mapping == "modulo" else rendezvous
             self._map = make(self._write_key, self._targets)
+
+    def _store_note(self, note: str) -> None:
+        self._check()
+        data = json.dumps([self._epoch, note, self._intents]).encode()
+        with self._failing("append to"):
+            self._journals.storage.replace(f"{_NOTES}/{self._load}", data)
+
+    def _noted(self) -> str | None:
+        if not (self._path / "spec.json").exists():
+            return None
+        path = f"{_NOTES}/{self._load}"
+        with self._failing("read"):
+            self._journals = Journals.open(self._path, create=False)
+            try:
+                if self._journals.storage.size(path) is None:
+                    return None
+                try:
+                    epoch, note, intents = json.loads(self._journals.storage.load(path))
+                except (ValueError, TypeError) as error:
+                    raise JournalError(f"{path} is damaged: {error}") from error
+                if epoch != self._epoch:
+                    return None
+                self._intents = intents
+                self._perform()
+                return str(note)
+            finally:
+                self._journals.close()
 
     def _acknowledge(self) -> None:
         self._check()

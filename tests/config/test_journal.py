@@ -73,14 +73,15 @@ def test_plan_shows_where_messages_come_from_and_go(folder: Path) -> None:
 
 @pytest.mark.parametrize("start", ["beginning", "end", "2026-11-23T18:00:00Z"])
 def test_it_is_built(folder: Path, start: str) -> None:
-    """Each start is accepted; dead letters are loaded again at least once."""
+    """Each start is accepted; retried dead letters have the pipeline's delivery."""
     text = ONCE.replace("r}", f'r, from: "{start}", on_damage: skip}}')
     (folder / "p.yaml").write_text(text)
     made = pipeline_from_yaml(folder / "p.yaml")
     assert "journals in" in str(made.report("failed").landed)
     assert Retries.of_file(folder / "p.yaml")[0].stages == ["load"]
     keys, _ = load(folder / "p.yaml")
-    assert keys.load.end.retried(keys, "e") == (keys.load.end, "at-least-once")
+    assert keys.load.end.retried(keys, "e") == (keys.load.end, "exactly-once")
+    assert keys.load.end.notes(keys)
 
 
 @pytest.mark.parametrize(

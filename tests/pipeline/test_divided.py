@@ -92,9 +92,10 @@ class Noting(MemorySink):
 class SaltedEdge(DurableEdge):
     """An edge whose first half ends in a :class:`Salted` sink."""
 
-    def sink(self) -> JournalSink:
+    def sink(self, *, notes: bool = False) -> JournalSink:
         """Return that sink."""
-        return Salted(self.path, name=f"{self.stage}/edge", **self._mapped)
+        name = f"{self.stage}/edge"
+        return Salted(self.path, name=name, notes=notes, **self._mapped)
 
 
 def edges_in(state: Path, count: int, **settings: Any) -> list[DurableEdge]:  # noqa: ANN401

@@ -242,13 +242,7 @@ class JournalSinkKeys(Appending, SinkKeys):
 
     def sink(self, stage: LoadKeys, site: Site) -> Sink:
         """Return the sink that appends messages."""
-        from etlstage.pipeline.journal_sink import JournalSink
-
-        return JournalSink(
-            site.folder / self.path,
-            name=stage.name,
-            **self.given("key", "mapping", "partitions", "keep", "limit", "sync"),
-        )
+        return self._sink(stage, site, notes=False)
 
     def not_once(self, stage: LoadKeys, pipeline: PipelineKeys) -> Iterator[str]:
         """Yield what the record of epochs needs."""
@@ -263,11 +257,23 @@ class JournalSinkKeys(Appending, SinkKeys):
             " unrecorded one"
         )
 
-    def retried(
-        self, pipeline: PipelineKeys, epoch: str
-    ) -> tuple[JournalSinkKeys, str]:
-        """Return the same keys, at least once: a retry has no record of epochs."""
-        return self, "at-least-once"
+    def notes(self, pipeline: PipelineKeys) -> bool:
+        """Return whether the set has the record of a retry."""
+        return pipeline.delivery == "exactly-once"
+
+    def retry_sink(self, stage: LoadKeys, site: Site, number: int) -> Sink:
+        """Return a sink that stores the record of a retry, too."""
+        return self._sink(stage, site, notes=True)
+
+    def _sink(self, stage: LoadKeys, site: Site, *, notes: bool) -> Sink:
+        from etlstage.pipeline.journal_sink import JournalSink
+
+        return JournalSink(
+            site.folder / self.path,
+            name=stage.name,
+            notes=notes,
+            **self.given("key", "mapping", "partitions", "keep", "limit", "sync"),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -299,11 +305,10 @@ class EdgeSinkKeys(JournalSinkKeys):
         given = self.given("key", "mapping", "keep", "limit", "sync", "partitions")
         return DurableEdge(stage, before, (folder / self.path).parent, **given)
 
-    def sink(self, stage: LoadKeys, site: Site) -> Sink:
-        """Return the sink that appends messages."""
+    def _sink(self, stage: LoadKeys, site: Site, *, notes: bool) -> Sink:
         assert site.state is not None
         name = stage.name.partition("/")[0]
-        return self.durable(name, site.folder, site.state).sink()
+        return self.durable(name, site.folder, site.state).sink(notes=notes)
 
     def bounds(self, stage: LoadKeys) -> Bounds:
         """Return small bounds: the half after the edge waits for each epoch."""

@@ -742,5 +742,7 @@ def values(spark: SparkSession, out: Path) -> list[str]:
 async def test_epochs_in_a_table_are_not_loaded_once(spark: SparkSession) -> None:
     """The error tells why (issue 14)."""
     sink = DataFrameSink(spark, Destination(table="t"))
-    with pytest.raises(SinkFailed, match="table t: it is neither a path on this machine"):
+    with pytest.raises(
+        SinkFailed, match="table t: it is neither a path on this machine"
+    ):
         sink.begin(Epochs("ab12", 0, once=True, check=lambda: None))
