@@ -37,6 +37,8 @@ __all__ = (
 
 # Labels of the journals: how messages are distributed over them.
 _LABELS: Final = ("partitions", "key", "mapping")
+_LOCK: Final = "edge.lock"
+"""File in the folder of the journals that is locked while a half makes them ready."""
 _LOOKS: Final = 3
 """Number of attempts to count what waits, besides a last one."""
 
@@ -219,9 +221,11 @@ class DurableEdge:
                 with Delivery(self.before), Delivery(self.behind):
                     missing = int(self._wanted["partitions"]) - len(journals.select())
                     journals.add_partitions(max(0, missing), labels=self._wanted)
-            if READER not in {one.name for one in journals.readers()}:
-                # From now on the journals keep what this reader has not read.
-                journals.read_committed(READER).close()
+            # Both halves may start at the same time, and only one can use the name.
+            with journals.storage.locked(_LOCK):
+                if READER not in {one.name for one in journals.readers()}:
+                    # From now on the journals keep what this reader has not read.
+                    journals.read_committed(READER).close()
         self.acknowledge()
 
     def acknowledge(self) -> bool:

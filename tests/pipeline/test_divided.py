@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 import tempfile
+import threading
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,6 +25,7 @@ from etlstage.errors import (
 )
 from etlstage.journal import CommittedReader, Journals
 from etlstage.journal.errors import OffsetGone
+from etlstage.journal.reader import Registered
 from etlstage.messages import Position, Run
 from etlstage.pipeline.dead_letter.retry import Settled
 from etlstage.pipeline.delivery.delivery import Bounds, Delivery
@@ -278,6 +281,37 @@ async def test_part_that_fails_stops_no_other(tmp_path: Path) -> None:
     assert rest.finished == 1
     assert plain(sink.messages + rest.messages) == sorted(numbers(50))
     assert report.durable[0].read == 30
+
+
+def test_halves_are_prepared_at_the_same_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both want the reader registered, and only one can use its name (issue 24)."""
+    met = threading.Barrier(2)
+    readers, read_committed = Journals.readers, Journals.read_committed
+
+    def meet() -> None:
+        with suppress(threading.BrokenBarrierError):
+            met.wait(0.5)
+
+    def listed(journals: Journals) -> list[Registered]:
+        found = readers(journals)
+        meet()
+        return found
+
+    def opened(journals: Journals, name: str) -> CommittedReader:
+        reader = read_committed(journals, name)
+        meet()
+        return reader
+
+    monkeypatch.setattr(Journals, "readers", listed)
+    monkeypatch.setattr(Journals, "read_committed", opened)
+    with ThreadPoolExecutor(2) as threads:
+        halves = [
+            threads.submit(edge.prepare)
+            for edge in (*edges_in(tmp_path, 1), *edges_in(tmp_path, 1))
+        ]
+    assert [half.result() for half in halves] == [None, None]
 
 
 async def test_first_half_goes_on_without_the_other(tmp_path: Path) -> None:
