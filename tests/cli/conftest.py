@@ -135,7 +135,8 @@ def start(tmp_path: Path) -> Iterator[Started]:
         with process:
             process.kill()
     for number in left_behind(tmp_path):
-        os.kill(number, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it has exited since
+            os.kill(number, signal.SIGKILL)
 
 
 def worker(path: Path, text: str) -> None:

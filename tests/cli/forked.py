@@ -257,6 +257,7 @@ def _begin(asked: socket.socket) -> list[str]:
     os.chdir(about["cwd"])
     os.environ.clear()
     os.environ.update(about["env"])
+    tempfile.tempdir = None  # the warm-up has cached the folder of another TMPDIR
     return ["etlstage", *about["arguments"]]
 
 

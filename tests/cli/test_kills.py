@@ -207,7 +207,8 @@ def folder(tmp_path: Path) -> Iterator[Path]:
         worker(tmp_path / f"{name}.py", text)
     yield tmp_path
     for pid in left_behind(tmp_path):
-        os.kill(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it has exited since
+            os.kill(pid, signal.SIGKILL)
 
 
 def kill_process(run: Run, _random: Random) -> None:
