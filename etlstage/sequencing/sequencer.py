@@ -121,14 +121,32 @@ class ReplayWaits(EtlstageError):
 class _Span:
     """The state of one producer in one journal."""
 
-    __slots__ = ("begin", "held", "journal", "last", "producer", "top", "warned")
+    __slots__ = (
+        "begin",
+        "held",
+        "journal",
+        "known",
+        "last",
+        "producer",
+        "top",
+        "warned",
+    )
 
     def __init__(
-        self, journal: str, producer: int, last: int, *, begin: int = -1
+        self,
+        journal: str,
+        producer: int,
+        last: int,
+        *,
+        begin: int = -1,
+        known: bool = True,
     ) -> None:
         self.journal = journal
         self.producer = producer
         self.last = last
+        # Whether that is the clock of an acknowledgement, and not assumed because what
+        # comes before the first message was not read.
+        self.known = known
         self.top = last
         self.begin = begin
         # The span's messages in the ring: running number, clock, envelope.
@@ -211,7 +229,7 @@ class Sequencer:
         producer = value & 0xFFFFFFFFFFFF
         span = self._spans.get((journal, producer))
         if span is None:
-            span = _Span(journal, producer, clock - 1)
+            span = _Span(journal, producer, clock - 1, known=False)
             self._spans[journal, producer] = span
         if flags == 1:
             if clock > span.top:
@@ -390,7 +408,7 @@ class Sequencer:
 
     def _acknowledge(self, span: _Span, clock: int, envelope: Envelope) -> QueueOutcome:
         if clock <= span.last:
-            if clock < span.last:
+            if clock < span.last and span.known:
                 _LOG.error(
                     "%s: loss of exactly-once semantics: producer %012x acknowledged"
                     " clock %d at offset %d, and %d before",
@@ -417,7 +435,7 @@ class Sequencer:
         self._replay_wanted = span.begin != span.held[0][2].begin
 
     def _end(self, span: _Span) -> None:
-        span.begin = -1
+        span.begin, span.known = -1, True
         span.held.clear()
         self._pending.discard(span)
 

@@ -462,6 +462,24 @@ def test_deep_rollback_is_logged_as_what_it_is(
     assert caplog.records[0].levelno == logging.ERROR
 
 
+def test_rollback_to_what_was_not_read_is_no_loss(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """
+    The segments before the span may have been dropped, with the last acknowledgement.
+
+    Later rollbacks are judged by the one that was read (issue 24).
+    """
+    sequencer = queued(envelope(A, 9, 1, 0))
+    outcome = sequencer.queue_uncommitted(envelope(A, 5, 2, 1))
+    assert outcome is QueueOutcome.ACK_ROLLBACK
+    assert (sequencer.has_pending(), caplog.messages) == (False, [])
+    sequencer.queue_uncommitted(envelope(A, 10, 1, 2))
+    assert sequencer.queue_uncommitted(envelope(A, 4, 2, 3)).name == "ACK_ROLLBACK"
+    (text,) = caplog.messages
+    assert "acknowledged clock 4 at offset 306, and 5 before" in text
+
+
 def test_committed_message_within_a_span_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
