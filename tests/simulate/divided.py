@@ -85,6 +85,7 @@ class Part(Half):
         self.disk = self._whole.disks[number]
         self._kept = self._whole.kept
         self.files = Files(self, self._whole.storage)
+        self._settled = False
 
     def die(self, why: str) -> None:
         """End the whole process."""
@@ -115,8 +116,9 @@ class Part(Half):
         super().die(why)
 
     def settle(self) -> None:
-        """Keep a random part of what isn't durable, unless another took over."""
-        if not self._process.stale:
+        """Keep, once, a random part of what isn't durable, unless another took over."""
+        if not (self._process.stale or self._settled):
+            self._settled = True
             self._leave()
 
     @property
@@ -188,6 +190,7 @@ class Process:
         self.span = span
         self._name, self._alone = name, alone
         self._drained = False
+        self._divided: DividedPipeline | None = None
         self._report: Report | None = None
         self._scope = anyio.CancelScope()
         self.parts = [Part(self, number) for number in WHOLE]
@@ -208,6 +211,7 @@ class Process:
         parts = [part._made() for part in self.parts]
         first, last = self.span
         made = DividedPipeline("p", parts, [between], first=first, last=last)
+        self._divided = made
         whole.processes.append(self)
         with self._scope:
             async with anyio.create_task_group() as tasks:
@@ -219,6 +223,12 @@ class Process:
             part.settle()
         if not self.dead:
             self._judge()
+
+    def settle_ended(self) -> None:
+        """Settle the halves that have ended: another process may run them now."""
+        assert self._divided is not None, "it runs"
+        for number in self._divided._reports:
+            self.parts[number].settle()
 
     def die(self, why: str) -> None:
         """End the process: nothing that it does from now on counts."""
@@ -323,6 +333,7 @@ class DividedSimulation(EdgeSimulation):
                 return
             await anyio.sleep(self.chance.choice((0.001, 0.02, 0.1, 0.5, 2.0)))
             if first in self.processes:
+                first.settle_ended()
                 self._take_over(first)
             tasks.start_soon(self._made(alone=False).run)
 
