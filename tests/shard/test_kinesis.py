@@ -231,7 +231,9 @@ async def test_api_is_asked_no_more_than_it_allows() -> None:
     """At most five calls a second for each shard, and 2 MiB a second."""
     stream, processors = stream_of(1, 30), Processors(pause=0.0, every=30)
     stream.put_data(json.dumps({"n": 30, "x": "x" * (4 << 20)}).encode(), "30")
-    await run_all(runner(stream, processors, max_records=4))
+    (report,) = await run_all(runner(stream, processors, max_records=4))
+    assert report.status == "done", report.error
+    check_all(processors, stream, 31)
     at = [time for time, method, _ in stream.calls if method == "get_records"]
     pauses = [after - before for before, after in pairwise(at)]
     assert min(pauses) > 0.199
