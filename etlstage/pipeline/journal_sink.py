@@ -276,22 +276,18 @@ class JournalSink(Sink):
         if not (self._path / "spec.json").exists():
             return None
         path = f"{_NOTES}/{self._load}"
-        with self._failing("read"):
-            self._journals = Journals.open(self._path, create=False)
+        with self._failing("read"), Journals.open(self._path, create=False) as found:
+            if found.storage.size(path) is None:
+                return None
             try:
-                if self._journals.storage.size(path) is None:
-                    return None
-                try:
-                    epoch, note, intents = json.loads(self._journals.storage.load(path))
-                except (ValueError, TypeError) as error:
-                    raise JournalError(f"{path} is damaged: {error}") from error
-                if epoch != self._epoch:
-                    return None
-                self._intents = intents
-                self._perform()
-                return str(note)
-            finally:
-                self._journals.close()
+                epoch, note, intents = json.loads(found.storage.load(path))
+            except (ValueError, TypeError) as error:
+                raise JournalError(f"{path} is damaged: {error}") from error
+            if epoch != self._epoch:
+                return None
+            self._journals, self._intents = found, intents
+            self._perform()
+            return str(note)
 
     def _acknowledge(self) -> None:
         self._check()
