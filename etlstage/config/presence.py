@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from etlstage.config.document import Document
 from etlstage.config.end import SCHEME, name_of, without_arrow
@@ -24,8 +24,8 @@ from etlstage.config.ends.journal import EdgeSinkKeys
 from etlstage.config.model import ExtractKeys, LoadKeys, PipelineKeys
 from etlstage.config.parts import parts_of
 from etlstage.config.stages import command_at
-from etlstage.errors import ConfigError, StateUnusable, guess
-from etlstage.pipeline.delivery.folder import EDGES, behind, edge_folder
+from etlstage.errors import ConfigError, EtlstageError, guess
+from etlstage.pipeline.delivery.folder import EDGES, behind
 from etlstage.pipeline.delivery.record import CommitRecord
 from etlstage.protocol.base import Limits, Side
 from etlstage.settings.definition import broken, judged
@@ -41,6 +41,9 @@ from etlstage.supervisor.process import (
     search_path,
 )
 from etlstage.transport.launcher import UnknownIdentity, look_up
+
+if TYPE_CHECKING:
+    from etlstage.pipeline.edge import DurableEdge
 
 __all__ = ("Look", "missing", "unspoken")
 
@@ -91,15 +94,11 @@ def _edges(keys: PipelineKeys, look: Look) -> Iterator[Problem]:
     if not left:
         return
     numbers = {s.name: n for n, s in enumerate(keys.transform) if s.durable is not None}
-    for part in parts_of(keys):
-        if isinstance(end := part.load.end, EdgeSinkKeys):
-            stage = part.transform[-1].name
-            before = look.folder / str(part.state)
-            edge = end.durable(stage, look.folder, before)
-            left.pop(edge.behind.name, None)
-            if (changed := edge.changed()) is not None:
-                loc = ("transform", numbers[stage], "durable", changed.setting)
-                yield broken(loc, str(changed), at_key=False)
+    for edge in look.edges():
+        left.pop(edge.behind.name, None)
+        if (changed := edge.changed()) is not None:
+            loc = ("transform", numbers[edge.stage], "durable", changed.setting)
+            yield broken(loc, str(changed), at_key=False)
     for folder in left.values():
         from etlstage.pipeline.edge import DurableEdge  # few need Arrow
 
@@ -267,16 +266,30 @@ class Look:
         """Where runs keep their state."""
         return self.folder / (self.keys.state or f".etlstage/{self.keys.name}")
 
+    def edges(self) -> Iterator[DurableEdge]:
+        """Yield the durable edges, in order."""
+        # What could not be read is left out of the keys.
+        stages = getattr(self.keys, "transform", ())
+        if all(getattr(stage, "durable", None) is None for stage in stages):
+            return
+        for part in parts_of(self.keys):
+            if isinstance(end := part.load.end, EdgeSinkKeys):
+                before = self.folder / str(part.state)
+                yield end.durable(part.transform[-1].name, self.folder, before)
+
     @property
     def resumes(self) -> bool:
         """Whether a run resumes an interrupted load."""
-        state = str(self.state)
-        for stage in getattr(self.keys, "transform", ()):
-            if stage.durable is not None:
-                state = edge_folder(str(self.state), stage.name)
-        # An unusable record is reported when a run reads it to resume.
-        with suppress(StateUnusable):
-            return CommitRecord.latest(Path(state)).resumes
+        edges = [*self.edges()]
+        state = edges[-1].behind if edges else self.state
+        # Unusable state is reported when a run reads it to resume.
+        with suppress(EtlstageError):
+            if edges:
+                from etlstage.pipeline.edge import is_over  # few need Arrow
+
+                if is_over(edges):
+                    return False  # the last part reads on, for another load
+            return CommitRecord.latest(state).resumes
         return False
 
     # --- problems -------------------------------------------------------------------

@@ -35,7 +35,7 @@ from etlstage.pipeline.delivery.delivery import (
 )
 from etlstage.pipeline.delivery.folder import edge_folder
 from etlstage.pipeline.delivery.record import CommitRecord
-from etlstage.pipeline.edge import DurableEdge, Waiting
+from etlstage.pipeline.edge import DurableEdge, Waiting, is_over
 from etlstage.pipeline.interfaces import Sink, Source
 from etlstage.pipeline.journal_settings import misordered
 from etlstage.pipeline.journal_source import CUT
@@ -285,12 +285,31 @@ class DividedPipeline(Runner):
 
     async def _complete_later(self) -> None:
         """Complete the first part once the part before it is committed and at rest."""
-        edge = self._edges[self._first - 1]
         while self._first in self._running:
-            if await anyio.to_thread.run_sync(edge.acknowledge):
-                self._parts[0].complete()
+            ended = await anyio.to_thread.run_sync(self._look_whether_input_ended)
+            if ended is not None:
+                self._parts[0].complete(whole=ended)
                 return
             await anyio.sleep(_LOOK)
+
+    def _look_whether_input_ended(self) -> bool | None:
+        """
+        Return whether the parts that run elsewhere have read and passed on everything.
+
+        They have not if one of them never ran, was interrupted, or was drained.
+
+        Returns:
+            None: the part before the first one of this process is running.
+
+        """
+        *before, edge = self._edges[: self._first]
+        if not edge.acknowledge():
+            return None
+        record = CommitRecord.latest(self._edges[0].before)
+        # A source that continues where it ended can't be told from a drained one.
+        exhausted = record.position is None or self._whole[0]._reads_on
+        ended = record.pending or (record.ended and exhausted)
+        return bool(record.load) and ended and not any(one.waits for one in before)
 
     @property
     def _touched(self) -> range:
@@ -326,7 +345,7 @@ class DividedPipeline(Runner):
         # another one, and may replace the output.
         if not record.pending and any(edge.idle for edge in self._edges):
             return None
-        if record.pending or any(edge.unfinished for edge in self._edges):
+        if not is_over(self._edges):
             _log.info(
                 "input is not read again: the previous load is not complete yet",
                 stage=self.ledger[0].stage,

@@ -9,7 +9,7 @@ messages wait.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import time
@@ -33,6 +33,7 @@ __all__ = (
     "Changed",
     "DurableEdge",
     "Waiting",
+    "is_over",
 )
 
 # Labels of the journals: how messages are distributed over them.
@@ -296,6 +297,23 @@ class DurableEdge:
         if (waiting := self.unread()).messages:
             return f"{waiting}: load them first, with --only-behind {self.stage}"
         return ""
+
+
+def is_over(edges: Sequence[DurableEdge]) -> bool:
+    """
+    Return whether the load of a pipeline with these edges is over.
+
+    The next run then begins another one. A load that has read nothing yet is not over.
+
+    Raises:
+        StateUnusable: If a record can't be read.
+        JournalError: If the journals can't be read.
+
+    """
+    record = CommitRecord.latest(edges[0].before)
+    if not record.epoch or record.resumes:
+        return False
+    return not any(edge.unfinished for edge in edges)
 
 
 def _labels(journals: Journals) -> dict[str, str]:

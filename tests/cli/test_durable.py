@@ -108,6 +108,22 @@ def test_halves_are_run_apart(etlstage: Etlstage, tmp_path: Path) -> None:
     )
 
 
+def test_output_of_the_last_load_is_refused_before_anything_is_read(
+    etlstage: Etlstage, tmp_path: Path
+) -> None:
+    """Once that load is over; one that is not over is completed (issue 24)."""
+    place = pipeline(tmp_path, ["1", "2", "3"])
+    place.write_text(place.read_text().replace("mode: append", "mode: error"))
+    assert etlstage("run", "p.yaml", "--only-before", "translate").returncode == 0
+    assert etlstage("run", "p.yaml").returncode == 0
+    assert loaded(tmp_path) == ["1", "2", "3"]
+    again = etlstage("run", "p.yaml")
+    assert again.returncode == 2
+    assert "out exists already: remove it, or set mode" in again.stderr
+    shown = json.loads(etlstage("state", "show", "p.yaml", "--json").stdout)
+    assert shown["edges"]["translate"]["waiting"]["messages"] == 0
+
+
 def test_letters_of_both_halves_are_listed_retried_and_dropped(
     etlstage: Etlstage, tmp_path: Path
 ) -> None:

@@ -580,6 +580,35 @@ async def test_what_waits_is_counted_while_the_other_half_loads(
         edge.unread()
 
 
+@pytest.mark.parametrize("once", [True, False])
+@pytest.mark.parametrize("end", ["never run", "interrupted", "drained"])
+async def test_half_behind_an_incomplete_one_completes_nothing(
+    tmp_path: Path, end: str, *, once: bool
+) -> None:
+    """The output would be marked as complete without the rest (issue 24)."""
+    if end != "never run":
+        at = counting("recorded", 1)
+        before = divided(tmp_path, MemorySink(), last=0, once=once, at={0: at})
+        if end == "drained":
+            before = divided(tmp_path, MemorySink(), last=0, once=once)
+            before.drain()
+        await run(before)
+    finished = list[bool]()
+
+    class Marking(MemorySink):
+        async def finish(self) -> None:
+            finished.append(True)
+            await super().finish()
+
+    sink = Marking()
+    assert (await run(divided(tmp_path, sink, first=1, once=once))).status == "drained"
+    assert finished == []
+    rest = Marking()
+    assert (await run(divided(tmp_path, rest, once=once))).status == "done"
+    assert finished == [True]
+    assert sorted(set(plain(sink.messages + rest.messages))) == sorted(numbers(50))
+
+
 @pytest.mark.parametrize(
     ("changed", "said"),
     [

@@ -151,7 +151,11 @@ class MemoryEdge(DurableEdge):
     def acknowledge(self) -> bool:
         """Commit the recorded epoch."""
         self._whole.at_work = self._process
-        return super().acknowledge()
+        free = super().acknowledge()
+        record = self._whole.disks[0].record
+        ended = record.pending or (record.ended and record.position is None)
+        self._process.input_ended = ended and bool(record.load)
+        return free
 
     def unread(self) -> Waiting:
         """Return how much waits."""
@@ -187,6 +191,8 @@ class Process:
     ) -> None:
         self.simulation = whole
         self.stale = self.dead = False
+        self.input_ended = False
+        """Whether the first half had passed on all of its input, at the last look."""
         self.span = span
         self._name, self._alone = name, alone
         self._drained = False
@@ -259,7 +265,10 @@ class Process:
         elif failed:
             raise Violation(f"{name} is {report.status}, and its disk has failed")
         elif report.status != "done" and not self._drained:
-            raise Violation(f"{name} is {report.status} by itself")
+            if self.span != (1, 1) or self.input_ended:
+                raise Violation(f"{name} is {report.status} by itself")
+        elif report.status == "done" and self.span == (1, 1) and not self.input_ended:
+            raise Violation(f"{name} is done, and its input may go on")
         elif report.status == "done" and self.span == WHOLE:
             self.simulation.done |= not self.simulation.scenario.once[1]
             if not self.simulation.over:
