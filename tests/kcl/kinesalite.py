@@ -34,6 +34,8 @@ const quick = {createStreamMs: 5, deleteStreamMs: 5, updateStreamMs: 5, shardLim
 const server = require("kinesalite")(quick)
 // Its own command listens on all addresses.
 server.listen(0, "127.0.0.1", () => console.log(server.address().port))
+// A client that is killed within a request would end the server.
+process.on("uncaughtException", error => { if (error.code !== "ECONNRESET") throw error })
 process.stdin.on("end", () => process.exit()).resume()
 """
 
