@@ -11,7 +11,6 @@ which messages fit; the fast path only must not be more lenient.
 from __future__ import annotations
 
 import base64
-import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,6 +25,7 @@ from pyarrow import types as pt
 from etlstage.columns import array_of, content, one_of, strings_of
 from etlstage.pipeline.invalid import (
     LINE_BREAK,
+    Fraction,
     TextLines,
     WantedColumn,
     loaded,
@@ -58,6 +58,7 @@ _ZONE: Final = re.compile(rf":\d\d(\.\d+)?{_OFFSET}$")
 _NUMBER: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
 _DIGITS: Final = 38  # most digits of a decimal
 _WIDE: Final = Context(prec=_DIGITS + 1)  # one more, for rounding up
+_LARGEST: Final = float.fromhex("0x1.fffffep+127")  # of float32
 _BLOCK: Final = 1 << 20
 _MOST: Final = (1 << 31) - 1  # most bytes that Arrow reads as one block
 
@@ -165,6 +166,8 @@ class Fitting:
         scalars = _STRICT if strict else _SCALARS
         self._readers = [reader_of(column.type, scalars) for column in self._columns]
         self._quick = _quick_schema(self._columns)
+        # A decimal has all digits of its number.
+        self._exact = any("decimal" in str(column.type) for column in self._columns)
 
     def rows(self, messages: pa.ChunkedArray) -> Rows:
         """Return the rows of messages, and why the others do not fit."""
@@ -238,10 +241,11 @@ class Fitting:
             wanted = r"^\d{4}-\d\d-\d\d$"
             if pt.is_timestamp(field.type):
                 wanted = rf"^\d{{4}}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{{1,6}})?{zone}$"
-            if pc.all(pc.match_substring_regex(column, wanted)).as_py() not in (
-                True,
-                None,
-            ):
+            sound = pc.and_(
+                pc.match_substring_regex(column, wanted),
+                pc.invert(pc.starts_with(column, "0000")),  # there is no such year
+            )
+            if pc.all(sound).as_py() not in (True, None):
                 return None
             columns.append(column.cast(field.type))
         return pa.table(columns, self.schema)
@@ -261,9 +265,10 @@ class Fitting:
                 else []
             )
             if pt.is_floating(values.type):
-                doubt.append(
-                    pc.and_kleene(pc.is_valid(values), pc.invert(pc.is_finite(values)))
-                )
+                # Arrow rounds down to the largest float32 what is not below infinity.
+                most = _LARGEST if pt.is_float32(values.type) else math.inf
+                below = pc.less(pc.abs(values), pa.scalar(most, values.type))
+                doubt.append(pc.and_kleene(pc.is_valid(values), pc.invert(below)))
             for other in doubt:
                 some = other if some is None else pc.or_(some, other)
         return nothing if some is None else pc.or_(nothing, some)
@@ -288,17 +293,15 @@ class Fitting:
     def _judged(self, message: bytes, made: dict[str, Any]) -> bool:
         """Return whether a message fits; fill ``made`` with the values converted."""
         try:
-            text = message.decode()
-            document = loaded(text)
-            if not isinstance(document, dict):
-                return False
-            exact = _exact(text) if "decimal" in str(self._ddl).lower() else document
+            document = loaded(message.decode(), literal=self._exact)
         except (ValueError, RecursionError):
+            return False
+        if not isinstance(document, dict):
             return False
         fits = True
         for column, read in zip(self._columns, self._readers, strict=True):
             name = column.name
-            value = exact.get(name)
+            value = document.get(name)
             if value is None:
                 absent = name in self._demanded and name not in document
                 fits = fits and column.nullable is not False and not absent
@@ -331,12 +334,6 @@ class Fitting:
         demanded = self._demanded if self._ddl is not None else ()
         why = reason(message, made, wanted, demanded=demanded, closed=self._closed)
         return self._split(message, made) or why
-
-
-def _exact(text: str) -> dict[str, Any]:
-    """Return a JSON object with fractions as decimals, which keep all digits."""
-    made: dict[str, Any] = json.loads(text, parse_float=Decimal)
-    return made
 
 
 def _places(mask: pa.Array | pa.ChunkedArray) -> pa.Array:
@@ -458,14 +455,14 @@ def _whole(value: object, bits: int) -> int:
 
 
 def _decimal(value: object, precision: int, scale: int) -> Decimal:
-    if isinstance(value, bool) or not isinstance(value, int | str | Decimal | float):
+    if isinstance(value, Fraction):
+        value = value.literal
+    if isinstance(value, bool) or not isinstance(value, int | str):
         raise _Unmade
     if isinstance(value, str) and not _NUMBER.fullmatch(value):
         raise _Unmade
     try:
-        number = (
-            Decimal(value) if not isinstance(value, float) else Decimal(repr(value))
-        )
+        number = Decimal(value)
     except InvalidOperation:
         raise _Unmade from None
     if not number.is_finite() or (number and number.adjusted() >= precision - scale):
@@ -477,7 +474,7 @@ def _decimal(value: object, precision: int, scale: int) -> Decimal:
 
 
 def _double(value: object, limit: float = math.inf) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         raise _Unmade
     try:
         number = float(value)

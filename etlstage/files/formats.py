@@ -13,7 +13,6 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from decimal import Decimal, InvalidOperation
 from functools import partial
 from itertools import islice
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -27,13 +26,14 @@ from etlstage.files.find import InputFile
 from etlstage.files.fit import Read, arrow_type, reader_of
 from etlstage.files.lines import FileLines, Unreadable
 from etlstage.messages import counted
-from etlstage.pipeline.invalid import kind_of, loaded
+from etlstage.pipeline.invalid import Fraction, kind_of, loaded
 from etlstage.settings.ddl import DeclaredColumn, Type, columns_of
 
-__all__ = ("FORMATS", "Chunk", "Format")
+__all__ = ("FORMATS", "Chunk", "Format", "is_text")
 
 _ROWS: Final = 8192  # per batch of Parquet
 _BLANK: Final = re.compile(rb"^[\x00-\x09\x0b-\x20]+$", re.MULTILINE)
+_MARK: Final = "\ufeff".encode()
 _BLANKS: Final = bytes(range(33))
 _HALF: Final = re.compile("[\ud800-\udfff]")
 _WHOLE: Final = re.compile(r"[+-]?\d+")
@@ -51,6 +51,8 @@ class Chunk(NamedTuple):
     table: pa.Table
     end: int
     """Offset after the last row."""
+    place: Callable[[int], str] | None = None
+    """Of a text, returns the file and line number of a row."""
 
 
 class Format(ABC):
@@ -89,14 +91,20 @@ class _OfLines(Format):
     def chunks(self, file: InputFile, start: int) -> Iterator[Chunk]:
         with closing(FileLines(file, start)) as lines:
             for data in lines:
-                yield Chunk(self._table(data, lines), lines.end)
+                yield Chunk(self._table(data, lines), lines.end, self._place(lines))
 
     @abstractmethod
     def _table(self, data: bytes, lines: FileLines) -> pa.Table:
         """Return the rows of a chunk of lines."""
 
+    def _place(self, _lines: FileLines) -> Callable[[int], str] | None:
+        return None
+
 
 class _Text(_OfLines):
+    def _place(self, lines: FileLines) -> Callable[[int], str]:
+        return lines.place
+
     def _table(self, data: bytes, lines: FileLines) -> pa.Table:
         values = array_of(data.split(b"\n")[:-1], pa.binary())
         return pa.table({"value": values})
@@ -165,7 +173,10 @@ class _Csv(_OfLines):
 
     def _at_once(self, data: bytes) -> pa.Table | None:
         """Return the cells as read by Arrow, or None if a line needs a closer look."""
-        if not data or _BLANK.search(data) or len(self._sep) != 1:
+        # Arrow would take the bytes at the beginning for a byte order mark.
+        if not data or data.startswith(_MARK) or _BLANK.search(data):
+            return None
+        if len(self._sep) != 1:
             return None
         quotes = b'"' in data
         if quotes and not self._plain.fullmatch(data):
@@ -305,11 +316,6 @@ def _cell_reader(kind: Type) -> Callable[[str], Any]:
             value = float(text)
         elif kind.name == "boolean":
             value = {"true": True, "false": False}.get(text.lower(), text)
-        elif kind.name == "decimal":
-            try:
-                value = Decimal(text)
-            except InvalidOperation:
-                raise ValueError(text) from None
         try:
             return read(value)
         except Exception:
@@ -334,9 +340,15 @@ class _Json(_OfLines):
             (c.name, arrow_type(c.type), _json_reader(c.type), str(c.type))
             for c in columns
         ]
+        # These have a number as it is written.
+        self._literal = any(
+            kind in expected
+            for *_, expected in self._readers
+            for kind in ("decimal", "string")
+        )
 
     def _table(self, data: bytes, lines: FileLines) -> pa.Table:
-        rows = list(_objects(data, lines))
+        rows = list(_objects(data, lines, literal=self._literal))
         columns = [
             array_of(list(self._values(name, read, expected, rows)), kind)
             for name, kind, read, expected in self._readers
@@ -367,14 +379,16 @@ def _decoded(line: bytes, where: Where) -> str:
         ) from None
 
 
-def _objects(data: bytes, lines: FileLines) -> Iterator[tuple[Where, Any]]:
+def _objects(
+    data: bytes, lines: FileLines, *, literal: bool = False
+) -> Iterator[tuple[Where, Any]]:
     """Yield the object of each line of a chunk that is not blank, with its place."""
     for n, line in enumerate(data.split(b"\n")[:-1]):
         if not line.strip():
             continue
         where = partial(lines.place, n)
         try:
-            row = loaded(line.decode())
+            row = loaded(line.decode(), literal=literal)
         except (ValueError, RecursionError) as error:
             raise Unreadable(
                 f"{where()}: the line is not one JSON document ({error}): read the lines"
@@ -483,9 +497,19 @@ def _of(kind: type, value: Any) -> Any:  # noqa: ANN401 - any JSON
 
 
 def _as_text(value: object) -> str:
-    if isinstance(value, str):
-        return value
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    return value if isinstance(value, str) else _as_json(value)
+
+
+def _as_json(value: object) -> str:
+    match value:
+        case Fraction():
+            return value.literal
+        case dict():
+            members = (f"{_as_json(k)}:{_as_json(v)}" for k, v in value.items())
+            return f"{{{','.join(members)}}}"
+        case list():
+            return f"[{','.join(map(_as_json, value))}]"
+    return json.dumps(value, ensure_ascii=False)
 
 
 class _Parquet(Format):
@@ -551,13 +575,36 @@ class _Parquet(Format):
             if old[field.name]:
                 column = column.cast(_instant(column.type))
             try:
-                columns.append(column.cast(field.type))
-            except pa.ArrowException as error:
+                columns.append(_cast(column, field.type))
+            except (pa.ArrowException, ValueError) as error:
                 raise Unreadable(
                     f"{file.path}: column {field.name!r} is {column.type}, expected"
                     f" {field.type}: {error}"
                 ) from None
         return pa.table(columns, self._schema)
+
+
+def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    """Return values of another type; raises ValueError if one would be changed."""
+    made = column.cast(kind)
+    # A text may be written in several ways; other values must be the same again.
+    if column.type == kind or is_text(column.type) or is_text(kind):
+        return made
+    again = made.cast(column.type)
+    # As Python's values, for these may be nested, and NaN may be among them.
+    if not again.equals(column) and repr(again.to_pylist()) != repr(column.to_pylist()):
+        raise ValueError("a value would be changed")
+    return made
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Return whether values of a type are strings or bytes."""
+    return bool(
+        pt.is_string(kind)
+        or pt.is_binary(kind)
+        or pt.is_large_string(kind)
+        or pt.is_large_binary(kind)
+    )
 
 
 def _olds(found: Any) -> list[bool]:  # noqa: ANN401 - Arrow is not typed

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from etlstage.errors import os_reason
 from etlstage.files.find import InputFile
 
 __all__ = ("FileLines", "Unreadable")
@@ -36,7 +37,7 @@ class FileLines:
         end: Offset after the last chunk.
 
     Raises:
-        Unreadable: If the file ends before ``start``.
+        Unreadable: If the file ends before ``start``, or can't be read.
 
     """
 
@@ -87,7 +88,7 @@ class FileLines:
         """Read that many bytes of a stream, and return how many lines end in them."""
         lines, last = 0, b""
         while size:
-            data = bytes(stream.read(min(size, _CHUNK)))
+            data = self._read(stream, min(size, _CHUNK))
             if not data:
                 raise Unreadable(f"{self._file.path} ends before offset {self._start}")
             lines += data.count(b"\n") + data.count(b"\r")
@@ -95,11 +96,20 @@ class FileLines:
             last, size = data[-1:], size - len(data)
         return lines
 
+    def _read(self, stream: Any, size: int) -> bytes:  # noqa: ANN401 - not typed
+        try:
+            return bytes(stream.read(size))
+        except OSError as error:
+            # What decompresses does not name the file.
+            raise Unreadable(
+                f"can't read {self._file.path}: {os_reason(error)}"
+            ) from error
+
     def _next(self) -> bytes:
         """Return the next whole lines, as they are; nothing at the end."""
         data = self._rest
         while True:
-            more = bytes(self._stream.read(_CHUNK))
+            more = self._read(self._stream, _CHUNK)
             data += more
             if not more:
                 self._rest = b""

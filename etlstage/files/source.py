@@ -8,7 +8,7 @@ as the files are the same; a start that finds different files fails and does not
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Generator, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import aclosing
 from typing import Any, Final, TypeAlias
 
@@ -20,7 +20,8 @@ from etlstage.columns import Column, array_of
 from etlstage.errors import EtlstageError, SourceFailed, guess, os_reason
 from etlstage.files.find import InputFile, digest_of, find, partition_types
 from etlstage.files.fit import arrow_type
-from etlstage.files.formats import FORMATS, Format
+from etlstage.files.formats import FORMATS, Format, is_text
+from etlstage.files.lines import Unreadable
 from etlstage.files.text import objects
 from etlstage.messages import AnnotatedRun, Position, Run, plain
 from etlstage.pipeline.interfaces import Epochs, Source
@@ -200,9 +201,9 @@ class FileSource(Source):
         """
         most, size = self._bounds
         before = 0
-        for table, end in reads.chunks(file, start):
+        for table, end, place in reads.chunks(file, start):
             whole = _with_partition(table, file, types)
-            messages, keys = self._messages(whole, file), self._keys(whole)
+            messages, keys = self._messages(whole, file, place), self._keys(whole)
             pieces = [(min(skipped, len(messages)), len(messages))]
             skipped -= pieces[0][0]
             while pieces:
@@ -219,15 +220,17 @@ class FileSource(Source):
                     yield run, before + at, *((end, 0) if last else (start, stop))
             start, before = end, before + len(messages)
 
-    def _messages(self, table: pa.Table, file: InputFile) -> pa.BinaryArray:
+    def _messages(
+        self, table: pa.Table, file: InputFile, place: Callable[[int], str] | None
+    ) -> pa.BinaryArray:
         names, name = table.column_names, self._message
-        if name is None and len(names) == 1 and _is_text(table.column(0).type):
+        if name is None and len(names) == 1 and is_text(table.column(0).type):
             name = names[0]
         if name is None:
-            return _one(objects(_decoded(table))).cast(pa.binary())
+            return _one(objects(_decoded(table, place))).cast(pa.binary())
         self._known(names, name, "message")
         column = _one(table[name])
-        if not _is_text(column.type):
+        if not is_text(column.type):
             raise self._failed(
                 f"message {name!r} is {column.type}, expected string or binary: omit"
                 " message to get all columns as JSON"
@@ -255,15 +258,6 @@ class FileSource(Source):
         return SourceFailed(f"{self.name}: {text}", stage=self.name)
 
 
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(
-        pt.is_string(kind)
-        or pt.is_binary(kind)
-        or pt.is_large_string(kind)
-        or pt.is_large_binary(kind)
-    )
-
-
 def _one(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     if isinstance(column, pa.ChunkedArray):
         chunks = column.chunks or [array_of([], column.type)]
@@ -271,16 +265,20 @@ def _one(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     return column
 
 
-def _decoded(table: pa.Table) -> pa.Table:
+def _decoded(table: pa.Table, place: Callable[[int], str] | None) -> pa.Table:
     """Return a table with the lines of a text file as strings, for JSON."""
-    if "value" in table.column_names and table.num_columns > 1:
-        n = table.column_names.index("value")
-        if pt.is_binary(table.column(n).type):
-            lines = [
-                line.decode(errors="replace") for line in table.column(n).to_pylist()
-            ]
-            return table.set_column(n, "value", array_of(lines, pa.string()))
-    return table
+    if place is None or not pt.is_binary(table.column(0).type):
+        return table
+    texts = list[str]()
+    for row, line in enumerate(table.column(0).to_pylist()):
+        try:
+            texts.append(line.decode())
+        except UnicodeDecodeError as error:
+            raise Unreadable(
+                f"{place(row)}: the line is not UTF-8 at offset {error.start}: convert the"
+                " file, or set message to value, which passes lines as they are"
+            ) from None
+    return table.set_column(0, "value", array_of(texts, pa.string()))
 
 
 def _with_partition(

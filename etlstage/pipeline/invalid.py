@@ -5,11 +5,19 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterable, Sequence
-from typing import Final, NamedTuple, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn, Self
 
 from etlstage.messages import counted
 
-__all__ = ("LINE_BREAK", "TextLines", "WantedColumn", "kind_of", "loaded", "reason")
+__all__ = (
+    "LINE_BREAK",
+    "Fraction",
+    "TextLines",
+    "WantedColumn",
+    "kind_of",
+    "loaded",
+    "reason",
+)
 
 _KINDS: Final = {
     dict: "an object",
@@ -70,9 +78,30 @@ def kind_of(value: object) -> str:
     return _KINDS.get(type(value), "a number")
 
 
-def loaded(text: str) -> object:
-    """Parse a JSON document as in RFC 8259; raises ValueError if it is not one."""
-    return json.loads(text, parse_constant=_no_number)
+class Fraction(float):
+    """A number of JSON that is not an integer, and how it is written."""
+
+    literal: str
+
+    @classmethod
+    def of(cls, literal: str) -> Self:
+        """Return the number that is written so."""
+        made = cls(literal)
+        made.literal = literal
+        return made
+
+
+def loaded(text: str, *, literal: bool = False) -> Any:  # noqa: ANN401 - any JSON
+    """
+    Parse a JSON document as in RFC 8259; raises ValueError if it is not one.
+
+    With ``literal``, numbers that are not integers are of class :class:`Fraction`.
+    """
+    return json.loads(
+        text,
+        parse_float=Fraction.of if literal else None,
+        parse_constant=_no_number,
+    )
 
 
 def _no_number(name: str) -> NoReturn:

@@ -50,13 +50,42 @@ def test_what_is_read_at_once_is_judged_alike(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ['{"d":1e999999999}', '{"d":"1e999999999"}', '{"d":-1e-999999999}'],
+    [
+        *('{"d":1e999999999}', '{"d":"1e999999999"}', '{"d":-1e-999999999}'),
+        *('{"d":1e99999999999999999999}', '{"d":"1e-99999999999999999999"}'),
+    ],
 )
 def test_number_that_no_decimal_has(text: str) -> None:
     """It is one message that does not fit, and the run goes on (issue 23)."""
     found = rows_of(Fitting("d decimal(38,18)"), b'{"d":1}', text.encode())
     assert [place for place, _, _ in found.unfit] == [1]
     assert found.table.to_pylist() == [{"d": Decimal("1.000000000000000000")}]
+
+
+@pytest.mark.parametrize(
+    ("ddl", "value"),
+    [
+        ("a date", '"0000-01-01"'),
+        ("a timestamp", '"0000-06-01T00:00:00Z"'),
+        ("a timestamp_ntz", '"0000-01-01T00:00:00"'),
+        ("a float", "3.4028235677973366e38"),
+    ],
+)
+def test_value_that_only_arrow_takes(ddl: str, value: str) -> None:
+    """It does not fit, whatever else comes with it (issue 23)."""
+    fitting, message = Fitting(ddl), f'{{"a":{value}}}'.encode()
+    for beside in ([], [b'{"a":[]}']):
+        found = rows_of(fitting, message, *beside)
+        assert [place for place, _, _ in found.unfit] == [*range(1 + len(beside))]
+
+
+def test_field_without_a_column_is_any_number() -> None:
+    """Beside a decimal, for which numbers are read as they are written (issue 23)."""
+    text = b'{"d":0.1234567890123456789,"x":1e99999999999999999999,"f":1.5}'
+    found = rows_of(Fitting("d decimal(20,19), f double"), text)
+    assert found.table.to_pylist() == [
+        {"d": Decimal("0.1234567890123456789"), "f": 1.5}
+    ]
 
 
 def test_key_of_a_map_that_is_no_text() -> None:
@@ -165,7 +194,9 @@ JSON: st.SearchStrategy[Any] = st.recursive(
     | st.booleans()
     | st.integers(-(2**65), 2**65)
     | st.floats()
-    | st.sampled_from(["", "x", "2020-01-01", "2020-01-01T00:00:00Z", "1.5", "é\n\0"]),
+    | st.sampled_from(
+        ["", "x", "2020-01-01", "2020-01-01T00:00:00Z", "1.5", "é\n\0", "0000-01-01"]
+    ),
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(st.sampled_from("abcx"), inner, max_size=3)

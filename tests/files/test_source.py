@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import gzip
+import json
 import tracemalloc
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -239,6 +241,15 @@ async def test_message_and_key_are_columns(tmp_path: Path) -> None:
             "in/f:1: field 'a' is a string that",
         ),
         ("json", '{"a":1}\n{"\\uD800":1}', {}, "in/f:2: the line has an unpaired"),
+        *(
+            (
+                "csv",
+                text,
+                {"schema": "a decimal(9,2)"},
+                "in/f:1: the value of column 'a'",
+            )
+            for text in ("1_000\n", " 12 \n", "NaN\n")
+        ),
         ("parquet", "x", {}, "in/f is not Parquet: if it is another format, set"),
     ],
 )
@@ -333,6 +344,81 @@ async def test_parquet_that_is_no_json(
     assert error in await error_of(tmp_path, "parquet")
 
 
+@pytest.mark.parametrize(
+    ("values", "wanted"),
+    [
+        (pa.array([1e300]), "float"),
+        (pa.array([0.1]), "float"),
+        (pa.array([0.126]), "decimal(10,2)"),
+        (pa.array([datetime(2020, 1, 1, 5)]), "date"),
+        (pa.array([{"b": 0.1}]), "struct<b: float>"),
+    ],
+)
+async def test_parquet_whose_values_a_type_does_not_have(
+    tmp_path: Path, values: pa.Array, wanted: str
+) -> None:
+    """They would be loaded as other values (issue 23)."""
+    pq.write_table(pa.table({"a": values}), tmp_path / "f")
+    error = await error_of(tmp_path, "parquet", schema=f"a {wanted}")
+    assert error.startswith(f"extract: in/f: column 'a' is {values.type}, expected")
+    assert error.endswith(": a value would be changed")
+
+
+async def test_parquet_is_read_as_another_type(tmp_path: Path) -> None:
+    """If that has all of the values."""
+    columns = {"a": pa.array([0.5, float("nan")]), "b": pa.array([1, None], pa.int8())}
+    pq.write_table(pa.table(columns), tmp_path / "f")
+    source = FileSource(str(tmp_path), "parquet", schema="a float, b double")
+    assert await messages_of(source) == [
+        b'{"a":0.5,"b":1.0}',
+        b'{"a":"NaN","b":null}',
+    ]
+
+
+async def test_number_of_json_is_taken_as_it_is_written(tmp_path: Path) -> None:
+    """Where a column has all of its digits, or is text (issue 23)."""
+    numbers = ["12345678901234567.89", "0.12", "1.10", "1e2"]
+    (tmp_path / "f").write_text("".join(f'{{"a":{n}}}\n' for n in numbers))
+    source = FileSource(str(tmp_path), "json", schema="a decimal(38,2)")
+    found = [json.loads(m, parse_float=str)["a"] for m in await messages_of(source)]
+    assert found == ["12345678901234567.89", "0.12", "1.10", "100.00"]
+    source = FileSource(str(tmp_path), "json", schema="a string, b int")
+    assert [json.loads(m)["a"] for m in await messages_of(source)] == numbers
+    (tmp_path / "f").write_text('{"a":{"b":1.10,"c":["\u00e9",1e2,null,true]}}\n')
+    source = FileSource(str(tmp_path), "json", schema="a string")
+    assert await messages_of(source) == ['{"b":1.10,"c":["é",1e2,null,true]}'.encode()]
+
+
+async def test_byte_order_mark_within_a_file_is_kept(tmp_path: Path) -> None:
+    """Only that at its beginning is none of the data (issue 23)."""
+    (tmp_path / "f").write_text("\ufeffa,b\n\ufeff1,x\n\ufeff2,y\n")
+    source = FileSource(str(tmp_path), "csv", options={"header": "true"})
+    found = [json.loads(message) for message in await messages_of(source)]
+    assert found == [{"a": "\ufeff1", "b": "x"}, {"a": "\ufeff2", "b": "y"}]
+
+
+async def test_line_of_a_partition_that_is_not_utf8(tmp_path: Path) -> None:
+    """It can't be a string of JSON; as the message it is passed on (issue 23)."""
+    (tmp_path / "p=1").mkdir()
+    (tmp_path / "p=1" / "f").write_bytes(b"good\nbad\xff\n")
+    error = await error_of(tmp_path, "text")
+    assert error.startswith("extract: in/p=1/f:2: the line is not UTF-8 at offset 3:")
+    source = FileSource(str(tmp_path), "text", message="value")
+    assert await messages_of(source) == [b"good", b"bad\xff"]
+
+
+@pytest.mark.parametrize("kind", ["text", "csv"])
+async def test_compressed_file_that_ends_early_is_named(
+    tmp_path: Path, kind: str
+) -> None:
+    """Among other files of the folder (issue 23)."""
+    (tmp_path / "a.gz").write_bytes(gzip.compress(b"one\n"))
+    whole = gzip.compress(" ".join(map(str, range(9999))).encode())
+    (tmp_path / "b.gz").write_bytes(whole[:2000])
+    error = await error_of(tmp_path, kind)
+    assert error == "extract: can't read in/b.gz: truncated compressed stream"
+
+
 async def test_nothing_there(tmp_path: Path) -> None:
     """No files at all, and partitions that differ."""
     assert "there is no file to read at in" in await error_of(tmp_path, "text")
@@ -343,7 +429,7 @@ async def test_nothing_there(tmp_path: Path) -> None:
     assert said == "extract: partition columns differ: in/a=1/x by a; in/b=1/x by b"
 
 
-CELLS = st.text(st.sampled_from('ab,"\\ ;é1'), max_size=5)
+CELLS = st.text(st.sampled_from('ab,"\\ ;é1\ufeff'), max_size=5)
 
 
 @settings(deadline=None)
