@@ -151,7 +151,7 @@ class RowLanding(Landing):
         )
 
     @contextmanager
-    def _failing(self, what: str) -> Iterator[None]:
+    def _failing(self, what: str, *, reads: bool = False) -> Iterator[None]:
         """Set the activity; raise other errors as SinkFailed, and keep the failure."""
         self.activity: str = f"writing {what or 'the output'}".rstrip()
         try:
@@ -162,8 +162,9 @@ class RowLanding(Landing):
         except StageError:
             raise
         except Exception as error:
+            way = f"read {what}from" if reads else f"write {what}to"
             self._error = self._failure(
-                f"can't write {what}to {self._where}: {self._why(error)}"
+                f"can't {way} {self._where}: {self._why(error)}"
             )
             raise self._error from error
         except BaseException:

@@ -243,7 +243,7 @@ class Runner(ABC):
         letters = self._dead_letters
         return letters.secrets if letters is not None else Secrets()
 
-    async def _begin_delivery(self, *, anew: bool = False) -> CommitRecord | None:
+    async def _begin_delivery(self, *, from_start: bool = False) -> CommitRecord | None:
         """
         Begin recording this run's commits, and return the record to resume from.
 
@@ -257,7 +257,7 @@ class Runner(ABC):
             return None
         if letters is not None:
             letters.fence = delivery.record.fence
-        resumed = self._begin_run(delivery, anew=anew)
+        resumed = self._begin_run(delivery, from_start=from_start)
         await self._begin_landing(resumed=resumed)
         if resumed and delivery.record.ended and delivery.record.position is not None:
             # Only the sink's note shows that the run was drained: this is the next run.
@@ -281,7 +281,7 @@ class Runner(ABC):
             )
         return record
 
-    def _begin_run(self, delivery: Delivery, *, anew: bool = False) -> bool:
+    def _begin_run(self, delivery: Delivery, *, from_start: bool = False) -> bool:
         letters = self._dead_letters
         return delivery.begin(
             self._number,
@@ -289,7 +289,7 @@ class Runner(ABC):
             letters=letters.sizes() if letters is not None else {},
             output=" ".join(self._landing.output()),
             input=self._input,
-            anew=anew,
+            from_start=from_start,
         )
 
     async def _begin_landing(self, *, resumed: bool) -> None:

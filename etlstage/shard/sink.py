@@ -142,7 +142,7 @@ class ShardedSink(ShardSink):
         stage: The stage; its dialect must be one of workers that commit.
         cut: How the input is divided into shards.
         checkpoints: Where committed positions are stored.
-        unsorted: Whether a number that does not rise starts its shard anew, with
+        unsorted: Whether a number that does not rise restarts its shard, with
             another worker; else its message is refused.
         settings: Passed to :class:`~etlstage.shard.worker.ShardSink`.
 
@@ -201,7 +201,7 @@ class ShardedSink(ShardSink):
 
     async def _live(self, shard: _Shard, *, task_status: TaskStatus[None]) -> None:
         """Run the worker of a shard, and account for the outcomes of its messages."""
-        position = None if shard.anew else self._file.position(shard.name)
+        position = None if shard.restarted else self._file.position(shard.name)
         shard.begin = number_of(position)
         shard.worker = self._worker(
             shard.name,
@@ -243,7 +243,7 @@ class ShardedSink(ShardSink):
             if self._unsorted and not record.wrong and record.number <= shard.last:
                 await self._give(parts)
                 parts = {}
-                shard = await self._begin_anew(record.shard)
+                shard = await self._restart(record.shard)
             if wrong := self._cut.wrong(record, place + at, shard.last):
                 self._settled[place + at] = InvalidMessage(wrong, index=at), message
                 continue
@@ -262,14 +262,14 @@ class ShardedSink(ShardSink):
                 await shard.worker.runs.send(part.run())
             self._check()
 
-    async def _begin_anew(self, place: int) -> _Shard:
-        """Start a shard anew, once its worker has committed all that it was given."""
+    async def _restart(self, place: int) -> _Shard:
+        """Restart a shard from its beginning, once its worker has committed all that it was given."""
         before = self._latest[place]
         assert before.worker is not None, "it is started"
         before.worker.finish(self._why)
         await before.settled.wait()
         self._check()
-        shard = self._latest[place] = _Shard(before.name, anew=True)
+        shard = self._latest[place] = _Shard(before.name, restarted=True)
         self._shards.append(shard)
         await self._tasks.start(self._live, shard)
         return shard
@@ -411,9 +411,9 @@ class ShardedSink(ShardSink):
 class _Shard:
     """A part of the input, and its worker."""
 
-    def __init__(self, name: str, *, anew: bool = False) -> None:
+    def __init__(self, name: str, *, restarted: bool = False) -> None:
         self.name = name
-        self.anew = anew  # ignoring what is committed
+        self.restarted = restarted  # ignoring what is committed
         self.worker: ShardWorker | None = None
         self.places: deque[int] = deque()  # of open messages
         self.given_up: dict[int, list[int]] = {}  # places, by the id() of their error

@@ -314,7 +314,7 @@ async def extraction(
         text = ""
     else:
         text = json.dumps({"start": start, "end": end})
-    repeat = Repeat.ANEW if start is None and end is None else Repeat.BEHIND
+    repeat = Repeat.AGAIN if start is None and end is None else Repeat.BEHIND
     if pool.stage.dialect.shape is Shape.STREAM:
         repeat = Repeat.NEVER
     changed, request, name = Signal(), text.encode(), pool.stage.name

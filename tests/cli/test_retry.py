@@ -187,7 +187,7 @@ def test_letters_of_a_run_that_broke_off(
     state = tmp_path / ".etlstage" / "letters"
     with Delivery(state, exactly_once=exactly_once, whole=True) as delivery:
         delivery.begin(
-            "a97b3e10", stages=["extract", "one", "load"], letters={}, anew=True
+            "a97b3e10", stages=["extract", "one", "load"], letters={}, from_start=True
         )
     for command in (["retry"], ["drop", "--yes"]):
         result = etlstage("dlq", *command, "pipeline.yaml")

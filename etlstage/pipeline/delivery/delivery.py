@@ -147,7 +147,7 @@ class Delivery:
         letters: Mapping[str, int],
         output: str = "",
         input: str = "",  # noqa: A002 - as the record has it
-        anew: bool = False,
+        from_start: bool = False,
     ) -> bool:
         """
         Begin a run, and return whether it resumes one that was interrupted.
@@ -158,14 +158,14 @@ class Delivery:
             letters: Bytes of dead letters of each stage.
             output: Where it loads, as in reports.
             input: What it reads, for a human.
-            anew: Whether the source has forgotten how far it was read.
+            from_start: Whether the source has lost its position and reads from the start.
 
         Raises:
             StateUnusable: If another pipeline was interrupted, or the record can't be
                 stored.
 
         """
-        found = CommitRecord(fence=self.record.fence) if anew else self.record
+        found = CommitRecord(fence=self.record.fence) if from_start else self.record
         same = self.whole and found.delivery == self._promise
         # An interrupted run without an epoch and without accounts has promised nothing,
         # so there is nothing to resume.

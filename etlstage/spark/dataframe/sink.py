@@ -177,7 +177,7 @@ class DataFrameSink(RowSink, SparkSink):
         table = self._table
         if table is None:
             return None
-        with self._failing("the epochs "):
+        with self._failing("the epochs ", reads=True):
             self.activity: str = "starting Spark"
             spark = await anyio.to_thread.run_sync(self._session.start)
             self.activity = "reading the epochs"

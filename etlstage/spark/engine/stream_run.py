@@ -138,7 +138,8 @@ class StreamingPipeline(Runner):
 
     async def _run(self) -> Status:
         delivery = self._delivery
-        record = await self._begin_delivery(anew=not self._checkpoint.exists())
+        lost = not self._checkpoint.exists()
+        record = await self._begin_delivery(from_start=lost)
         assert delivery is not None
         assert record is not None
         self._booked, self._from = record.accounts, record.epoch

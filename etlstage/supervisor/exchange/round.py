@@ -37,7 +37,7 @@ class Repeat(Enum):
 
     NEVER = "never"
     """The round fails: another worker might give other messages."""
-    ANEW = "anew"
+    AGAIN = "again"
     """It is requested again; messages that were passed on may come twice."""
     BEHIND = "behind"
     """It is requested again; what was passed on must be repeated, and is left out."""

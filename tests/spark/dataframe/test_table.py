@@ -315,7 +315,7 @@ async def test_server_that_goes_away_costs_nothing(
         postgres.start()
     where = postgres.options["url"].split("/")[2]
     assert str(report.error).startswith(
-        "load: can't write the epochs to table rows of a database: connection to"
+        "load: can't read the epochs from table rows of a database: connection to"
         f" {where} refused"
     )
     postgres.ask(

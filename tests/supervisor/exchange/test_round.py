@@ -156,7 +156,7 @@ def test_fewer_messages_than_before_end_the_round(again: Run, gave: str) -> None
 
 def test_round_of_a_worker_that_keeps_the_offsets_comes_anew() -> None:
     """Its outputs may be new: better twice than never."""
-    asked = ask(Repeat.ANEW)
+    asked = ask(Repeat.AGAIN)
     asked.pass_on([b"a"])
     assert asked.repeatable
     assert not asked.rewind()
