@@ -295,17 +295,18 @@ class JournalLog:
         if offset < segments[0]:
             raise OffsetGone(self.name, offset, segments[0])
         at = bisect_right(segments, offset) - 1
-        for number, segment in enumerate(segments[at:], at):
-            last = number + 1 == len(segments)
+        segments = segments[at:]
+        for segment, following in zip(segments, [*segments[1:], None], strict=True):
             start = self._known(segment, offset)
             # Damage before the offset was reported when those bytes were read.
             passed = (1 << 64) if skip else offset
             wanted = (1 << 64) if heads else offset
-            for group in self._whole(segment, start, last, passed, wanted):
+            for group in self._whole(segment, start, following, passed, wanted):
                 if group.end > offset:
                     offset = group.end
                     yield group
-            gone = not last and self._storage.size(self._path(segment)) is None
+            complete = following is not None
+            gone = complete and self._storage.size(self._path(segment)) is None
             if gone and offset < (first := self.first()):
                 # The segment was dropped while it was read: there would be a gap.
                 raise OffsetGone(self.name, offset, first)
@@ -322,8 +323,8 @@ class JournalLog:
             else:
                 low = middle + 1
         for segment in segments[max(low - 1, 0) :]:
-            start, last = self._before(segment, time), segment == segments[-1]
-            for group in self._whole(segment, start, last, 1 << 64, 1 << 64):
+            start = self._before(segment, time)
+            for group in self._whole(segment, start, None, 1 << 64, 1 << 64):
                 if group.time >= time:
                     return group.begin
         return self.end()
@@ -376,7 +377,7 @@ class JournalLog:
         """Return a segment's last whole group's end and time, and if damage follows."""
         end, time = start, 0
         try:
-            for group in self._whole(segment, start, True, start):
+            for group in self._whole(segment, start, None, start):
                 end, time = group.end, group.time
         except JournalDamaged:
             return end, time, True
@@ -424,12 +425,18 @@ class JournalLog:
             marks.append(begin)
 
     def _whole(
-        self, segment: int, start: int, last: bool, passed: int, wanted: int = 0
+        self,
+        segment: int,
+        start: int,
+        following: int | None,
+        passed: int,
+        wanted: int = 0,
     ) -> Iterator[Group]:
         """
         Iterate over the groups of a segment, from the one that begins at ``start``.
 
-        Damage that ends at or before the offset ``passed`` is skipped. Of large groups
+        The segment is complete if another one is ``following``, and ends where that
+        begins. Damage that ends at or before the offset ``passed`` is skipped. Of large groups
         that end at or before the offset ``wanted`` only the head is read.
         """
         path, at = self._path(segment), start
@@ -483,8 +490,17 @@ class JournalLog:
             self._mark(segment, at)
             yield Group(at, end, time, data)
             at = end
-        if not last and held and at >= passed:
+        if following is None or at < passed:
+            return
+        if held:
             raise self._damaged(segment, at, "it ends within a group")
+        # A segment that was dropped meanwhile has no end.
+        if at < following and self._storage.size(path) is not None:
+            raise self._damaged(
+                segment,
+                at,
+                f"it ends before offset {following}, where the next one begins",
+            )
 
     def _next_head(
         self, segment: int, start: int, *, within: int | None = None

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from etlstage.journal import (
@@ -195,6 +195,39 @@ def test_segment_that_ends_within_a_group_is_damaged() -> None:
     with pytest.raises(JournalDamaged, match=r"at offset 0, .*ends within a group"):
         data(log(storage))
     assert data(log(storage), skip=True) == [b"two"]
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    st.lists(st.binary(min_size=1, max_size=60), min_size=4, max_size=12),
+    st.integers(40, 150),
+    st.data(),
+)
+def test_segment_that_has_lost_its_end_or_is_gone(
+    parts: list[bytes], segment: int, draw: st.DataObject
+) -> None:
+    """No gap before the next segment is read over, wherever it begins (issue 24)."""
+    storage = MemoryStorage()
+    journal = log(storage, segment=segment)
+    for part in parts:
+        journal.append(1, part)
+    *complete, _ = journal.segments()
+    assume(complete)
+    path = f"part-000/{draw.draw(st.sampled_from(complete)):020}.log"
+    file = storage.files[path]
+    if path != min(storage.files) and draw.draw(st.booleans()):
+        del storage.files[path]
+    else:
+        del file[draw.draw(st.integers(0, len(file) - 1)) :]
+    found, error = tried(log(storage))
+    assert found == parts[: len(found)]
+    assert error is not None
+    rest = data(log(storage), skip=True)
+    assert rest[: len(found)] == found
+    assert rest[len(found) :] == parts[len(parts) - (len(rest) - len(found)) :]
+    # What follows can be read by a reader that has skipped the gap.
+    following = [end for end in journal.segments() if end > error.offset]
+    assert data(log(storage), following[0]) == rest[len(found) :]
 
 
 @settings(deadline=None, max_examples=200)
