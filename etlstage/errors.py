@@ -294,15 +294,25 @@ class RepliesDoubtful(StageError):
     Raised when replies that were passed on may belong to other messages.
 
     Their worker wrote a reply too many or too few, which was detected only afterwards.
+    Or it failed soon after them with no message that could explain it, as one does that
+    still processes a message to which an earlier, surplus reply was assigned.
+
+    Args:
+        count: Number of the messages.
+        stage: Name of the stage.
+        failed: The worker and its failure, if that is the only fault.
+
     """
 
-    def __init__(self, count: int, *, stage: str) -> None:
+    def __init__(self, count: int, *, stage: str, failed: str = "") -> None:
         messages = "1 message" if count == 1 else f"{count:,} messages"
-        super().__init__(
-            f"stage {stage}: results of {messages} may be mismatched: a worker sent an"
-            " unsolicited reply after they were released; see: etlstage help pairing",
-            stage=stage,
-        )
+        what = f"results of {messages} may be mismatched"
+        if failed:
+            text = f"{failed} soon after its last reply; {what}"
+        else:
+            why = "a worker sent an unsolicited reply after they were released"
+            text = f"stage {stage}: {what}: {why}"
+        super().__init__(f"{text}; see: etlstage help pairing", stage=stage)
 
 
 class SourceFailed(StageError):

@@ -48,3 +48,7 @@ def test_doubtful_messages_are_counted(count: int, words: str) -> None:
     error = RepliesDoubtful(count, stage="t")
     assert str(error).startswith(f"stage t: results of {words} may be mismatched: ")
     assert error.stage == "t"
+    worker = "stage t: worker t-1 (pid 7) exited with status 1"
+    error = RepliesDoubtful(count, stage="t", failed=worker)
+    text = f"{worker} soon after its last reply; results of {words} may be mismatched;"
+    assert str(error).startswith(text)

@@ -404,7 +404,8 @@ class Pipeline(Runner):
             # Only when the workers have exited is it certain that no more output comes.
             await closed.wait()
             if account.doubtful:
-                raise RepliesDoubtful(account.doubtful, stage=stage.name)
+                doubt = RepliesDoubtful(account.doubtful, stage=stage.name)
+                raise supervisor.doubt or doubt
 
     async def _received(
         self, items: Items, account: Account

@@ -7,7 +7,7 @@ from contextlib import aclosing
 
 import anyio
 
-from etlstage.errors import Faults, RepliesDoubtful, SourceFailed
+from etlstage.errors import Faults, SourceFailed
 from etlstage.messages import Position, Run
 from etlstage.pipeline.interfaces import Source
 from etlstage.pipeline.offsets import ask_offset, fell_back, steps
@@ -71,8 +71,8 @@ class WorkerSource(Source):
         finally:
             self.faults: Faults = supervisor.faults
             self.busy: float = supervisor.busy
-        if supervisor.doubtful:
-            raise RepliesDoubtful(supervisor.doubtful, stage=self.name)
+        if (doubt := supervisor.doubt) is not None:
+            raise doubt
 
     def resume(self, position: object) -> None:
         """Begin at an offset; raises SourceFailed if the stage can't reach it."""

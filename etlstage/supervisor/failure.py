@@ -15,6 +15,7 @@ from etlstage.errors import (
     Attempt,
     EtlstageError,
     RemoteProtocolError,
+    RepliesDoubtful,
     WorkerLost,
     WorkerRefusal,
 )
@@ -70,6 +71,11 @@ class WorkerErrors:
         what = f" while it held {counted(held, 'message')}" if held else ""
         text = self._describe(f"{fate}{what}", tries)
         return self._with_story(WorkerLost(text, stage=self._stage.name))
+
+    def doubtful(self, fate: str, count: int) -> RepliesDoubtful:
+        """Return the error for replies of a worker that failed without a message."""
+        failed, name = self._describe(fate, 1), self._stage.name
+        return self._with_story(RepliesDoubtful(count, stage=name, failed=failed))
 
     def breach(self, fate: str, tries: int = 1) -> RemoteProtocolError:
         """Return the error for a worker that broke the protocol."""

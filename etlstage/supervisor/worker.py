@@ -32,6 +32,7 @@ from etlstage.errors import (
     EtlstageError,
     FailureCause,
     NotCommitted,
+    StageError,
     WorkerLost,
 )
 from etlstage.messages import StageKind, counted
@@ -484,8 +485,14 @@ class WorkerProcess:
         stopped = self._stop_requested and self.error is None
         untouched = self._untouched
         doubtful, doubt = self.link.doubtful, None
-        if self._unexplained(status, untouched=untouched):
-            doubtful = max(doubtful, self.link.unproven)
+        mistrust: StageError | None = None
+        if (
+            self._unexplained(status, untouched=untouched)
+            and self.link.unproven > doubtful
+        ):
+            doubtful = self.link.unproven
+            how = "did not read a message in time" if self._ignored else fate
+            mistrust = self.errors.doubtful(how, doubtful)
         unproven, failed = self._unproven, self._stage.dialect.failed
         if stopped and failed(status, stopped=True, held=0, unproven=unproven):
             stopped, doubtful, fate = False, unproven, self.errors.end()
@@ -511,7 +518,7 @@ class WorkerProcess:
                 stopped=stopped,
                 late=self.link.late,
                 doubtful=doubtful,
-                doubt=doubt,
+                doubt=doubt or mistrust,
                 fate=fate,
                 cause=self.errors.cause,
             )

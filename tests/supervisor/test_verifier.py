@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
@@ -9,7 +10,12 @@ import anyio
 import pytest
 import structlog.testing
 
-from etlstage.errors import RemoteProtocolError, StageFailed, WorkerLost
+from etlstage.errors import (
+    RemoteProtocolError,
+    RepliesDoubtful,
+    StageFailed,
+    WorkerLost,
+)
 from etlstage.messages import Result, StageKind
 from etlstage.protocol.marker import Markers, Mode
 from etlstage.protocol.marker.settings import MarkerDialect
@@ -143,6 +149,30 @@ async def test_reply_too_many_behind_the_last_is_doubtful() -> None:
             assert supervisor.doubtful == 0
 
     assert supervisor.doubtful >= 1
+
+
+async def test_worker_that_fails_soon_after_its_reply_is_named() -> None:
+    """As no message explains it, the reply may be an earlier one's (issue 22)."""
+
+    async def answer(worker: ScriptedWorker) -> int:
+        async for message in worker.messages():
+            await worker.write(message.upper() + b"\n\0")
+            await anyio.sleep(0.1)
+            return 7
+        return 0
+
+    with anyio.fail_after(10):
+        async with acting(planted(), answer) as supervisor:
+            assert await supervisor.ask(b"a") == (b"A",)
+            await anyio.sleep(0.5)
+    assert supervisor.doubtful == 1
+    assert isinstance(supervisor.doubt, RepliesDoubtful)
+    assert re.fullmatch(
+        r"stage t: worker t-1 \(pid \d+\) exited with status 7 soon after its last"
+        r" reply; results of 1 message may be mismatched; see: etlstage help pairing",
+        str(supervisor.doubt),
+    )
+    assert supervisor.doubt.story[0] == "no stderr output"
 
 
 async def test_load_worker_that_answers_twice_is_doubtful() -> None:

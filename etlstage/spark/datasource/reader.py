@@ -30,7 +30,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StringType, StructType
 
 from etlstage.columns import strings_of
-from etlstage.errors import ConfigError, EtlstageError, RepliesDoubtful, SourceFailed
+from etlstage.errors import ConfigError, EtlstageError, SourceFailed
 from etlstage.messages import Run, cost_of, size_of
 from etlstage.pipeline.offsets import ask_offset, fell_back, steps
 from etlstage.spark.dataframe.schema import is_raw
@@ -147,8 +147,8 @@ async def _extract(
                 start=start, end=end, template=template
             ):
                 await bridge.put(run, cost_of(run))
-    if supervisor.doubtful:
-        raise RepliesDoubtful(supervisor.doubtful, stage=stage.name)
+    if (doubt := supervisor.doubt) is not None:
+        raise doubt
 
 
 class Offsets:

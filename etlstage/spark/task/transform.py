@@ -25,7 +25,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import BinaryType, StringType, StructType
 
 from etlstage.columns import Replies, array_of, strings_of
-from etlstage.errors import ConfigError, RepliesDoubtful, StageFailed, WorkerRefusal
+from etlstage.errors import ConfigError, StageFailed, WorkerRefusal
 from etlstage.messages import AnnotatedRun, Run, StageKind
 from etlstage.pipeline.dead_letter.letter import first_clause
 from etlstage.pipeline.dead_letter.policy import OF_A_MESSAGE
@@ -276,8 +276,8 @@ async def _answer_all(stage: Stage, bridge: Bridge[Outcome]) -> None:
     ):
         async for answer in answers:
             await bridge.put(answer, answer.reply_size)
-    if supervisor.doubtful:
-        raise RepliesDoubtful(supervisor.doubtful, stage=stage.name)
+    if (doubt := supervisor.doubt) is not None:
+        raise doubt
 
 
 def _why(error: Exception) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, TypeAlias
 
-from etlstage.errors import FailureCause, WorkerLost
+from etlstage.errors import FailureCause, StageError, WorkerLost
 
 __all__ = (
     "AliveSeen",
@@ -122,9 +122,10 @@ class WorkerExited(NamedTuple):
     """Bytes that it wrote after it had failed; they are dropped."""
     doubtful: int = 0
     """Messages whose reply may be another's, or that may be loaded twice, or not."""
-    doubt: WorkerLost | None = None
+    doubt: StageError | None = None
     """The error of a load worker that failed while it ended: what it had answered may
-    not be loaded. Else None; doubts for any other reason are in the log."""
+    not be loaded; or of a worker that failed without a message to explain it. Else
+    None; doubts for any other reason are in the log."""
     fate: str = ""
     """What became of it, such as ``was killed by SIGSEGV``."""
     cause: str = ""
