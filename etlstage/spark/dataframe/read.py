@@ -7,6 +7,7 @@ job runs.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
@@ -16,7 +17,14 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.streaming.readwriter import DataStreamReader
-from pyspark.sql.types import BinaryType, StringType, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    MapType,
+    StringType,
+    StructType,
+)
 
 from etlstage.columns import Column
 from etlstage.messages import AnnotatedRun, Run
@@ -26,8 +34,10 @@ __all__ = (
     "TIMES",
     "MessageColumn",
     "column_of",
+    "inner_types",
     "message_column",
     "messages_of",
+    "name_conflict",
     "objects_of",
     "read_frame",
     "run_of",
@@ -111,8 +121,8 @@ def messages_of(
         sort: Spark SQL that rows are sorted by.
 
     Raises:
-        TypeError: If the message is neither string nor binary, or an expression is not
-            valid for these columns.
+        TypeError: If the message is neither string nor binary, columns of one name
+            would become a JSON object, or an expression is not valid for these columns.
 
     """
     if sort is not None:
@@ -162,7 +172,33 @@ def objects_of(frame: DataFrame) -> list[bytes]:
 def _default(schema: StructType) -> str:
     if len(schema) == 1 and isinstance(schema[0].dataType, StringType | BinaryType):
         return f"`{schema[0].name.replace('`', '``')}`"
+    if conflict := name_conflict(schema):
+        raise TypeError(conflict)
     return _WHOLE_ROW
+
+
+def name_conflict(kind: DataType) -> str | None:
+    """Return why names of columns, or of fields, can't be keys of JSON, if so."""
+    names = kind.names if isinstance(kind, StructType) else []
+    for name, count in Counter(names).items():
+        if count > 1:
+            return (
+                f"column {name!r} appears {count} times, but JSON can have it only once:"
+                f" rename {'one' if count == 2 else 'all but one'}"
+            )
+    return next(filter(None, map(name_conflict, inner_types(kind))), None)
+
+
+def inner_types(kind: DataType) -> Sequence[DataType]:
+    """Return the types that a type consists of."""
+    match kind:
+        case StructType():
+            return [field.dataType for field in kind]
+        case ArrayType():
+            return [kind.elementType]
+        case MapType():
+            return [kind.keyType, kind.valueType]
+    return []
 
 
 def column_of(array: pa.Array) -> Column:

@@ -9,8 +9,6 @@ times have their offset from UTC, unless their type has no zone.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
 from typing import Final
 
 import pyarrow as pa
@@ -35,7 +33,7 @@ from etlstage.columns import Column
 from etlstage.errors import ConfigError
 from etlstage.files.fit import Fitting
 from etlstage.files.text import objects
-from etlstage.spark.dataframe.read import column_of
+from etlstage.spark.dataframe.read import column_of, inner_types, name_conflict
 
 __all__ = ("MessageWriter", "check_written", "fitting_of")
 
@@ -130,27 +128,9 @@ def _type(kind: DataType) -> str:
 
 
 def _leaves(kind: DataType) -> list[DataType]:
-    return [leaf for one in _inner(kind) for leaf in _leaves(one)] or [kind]
+    return [leaf for one in inner_types(kind) for leaf in _leaves(one)] or [kind]
 
 
-def _inner(kind: DataType) -> Sequence[DataType]:
-    match kind:
-        case StructType():
-            return [field.dataType for field in kind]
-        case ArrayType():
-            return [kind.elementType]
-        case MapType():
-            return [kind.keyType, kind.valueType]
-    return []
-
-
-def _check_names(kind: DataType) -> None:
-    names = kind.names if isinstance(kind, StructType) else []
-    for name, count in Counter(names).items():
-        if count > 1:
-            raise ConfigError(
-                f"column {name!r} appears {count} times, but JSON can have it only once:"
-                f" rename {'one' if count == 2 else 'all but one'}"
-            )
-    for one in _inner(kind):
-        _check_names(one)
+def _check_names(schema: StructType) -> None:
+    if conflict := name_conflict(schema):
+        raise ConfigError(conflict)

@@ -90,7 +90,8 @@ def transform(
     Raises:
         ConfigError: If the stage does not transform, or can't keep columns, or a
             column would occur twice.
-        TypeError: If the message is neither string nor binary.
+        TypeError: If the message is neither string nor binary, or columns of one name
+            would become a JSON object.
 
     """
     _check(stage, keep or ())

@@ -252,6 +252,18 @@ async def test_number_is_no_message(spark: SparkSession) -> None:
     )
 
 
+@pytest.mark.any_client
+async def test_columns_of_one_name_are_no_message(spark: SparkSession) -> None:
+    """A JSON object could have only one of them, at any depth (issue 23)."""
+    twice = spark.range(1).selectExpr("id as a", "id + 1 as a")
+    inner = spark.range(1).selectExpr("named_struct('a', id, 'a', id + 1) as s")
+    for frame in (twice, inner):
+        assert await refusal(DataFrameSource(frame)) == (
+            "extract: column 'a' appears 2 times, but JSON can have it only once:"
+            " rename one"
+        )
+
+
 @pytest.mark.usefixtures("way")
 @pytest.mark.any_client
 async def test_null_message_is_refused(spark: SparkSession) -> None:

@@ -223,6 +223,16 @@ def test_stage_that_does_not_fit_is_refused(spark: SparkSession) -> None:
         transform(frame, stage(""), message="id")
 
 
+def test_input_columns_of_one_name_are_refused(spark: SparkSession) -> None:
+    """A JSON parser would keep one value; ``a`` and ``A`` are two keys (issue 23)."""
+    frame = spark.range(1).selectExpr("id as a", "id + 1 as a")
+    with pytest.raises(TypeError, match="column 'a' appears 2 times, but JSON can"):
+        transform(frame, stage(""))
+    assert transform(frame, stage(""), message="'m'").columns == ["value"]
+    frame = frame.toDF("a", "A")
+    assert transform(frame, stage("")).columns == ["value"]
+
+
 @pytest.mark.any_client
 def test_worker_does_not_see_secrets_of_spark(spark: SparkSession) -> None:
     """Its environment has what it needs, but nothing that gives access to Spark."""
