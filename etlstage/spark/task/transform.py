@@ -20,7 +20,7 @@ from typing import Final, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.types import BinaryType, StringType, StructType
 
@@ -156,16 +156,7 @@ def _columns(
     kept = made.schema[KEPT].dataType if keep else StructType()
     assert isinstance(kept, StructType)
     names = ["value"] if schema is None else schema.names
-    if both := sorted(set(kept.names) & set(names)):
-        raise ConfigError(
-            f"column {both[0]!r} would appear twice: it is kept, and made by stage"
-            f" {stage.name}; rename it in the input, or in schema"
-        )
-    if errors and _ERROR in {*kept.names, *names}:
-        raise ConfigError(
-            f"column {_ERROR!r} would appear twice: errors='column' adds one; rename the"
-            " other in the input, or in schema"
-        )
+    _check_names(made.sparkSession, stage, kept.names, names, errors=errors)
     front = [sf.col(KEPT).getField(name).alias(name) for name in kept.names]
     error = [sf.col(ERROR)] if errors else []
     if schema is None or is_raw(schema):
@@ -180,6 +171,37 @@ def _columns(
     fields = [row.getField(name).alias(name) for name in names]
     why = [sf.coalesce(e, sf.when(unfit, text)).alias(_ERROR) for e in error]
     return parsed.select(*front, *fields, *why)
+
+
+def _check_names(
+    spark: SparkSession,
+    stage: Stage,
+    kept: Sequence[str],
+    made: Sequence[str],
+    *,
+    errors: bool,
+) -> None:
+    """Assert that Spark can tell the columns of the result apart."""
+    sensitive = str(spark.conf.get("spark.sql.caseSensitive", "false"))
+    fold = str if sensitive.lower() == "true" else str.lower
+    replies = {fold(name): name for name in made}
+    for name in kept:
+        if fold(name) in replies:
+            raise ConfigError(
+                f"{_twice(name, replies[fold(name)])}: it is kept, and made by stage"
+                f" {stage.name}; rename it in the input, or in schema"
+            )
+    for name in (*kept, *made):
+        if errors and fold(name) == _ERROR:
+            raise ConfigError(
+                f"{_twice(name, _ERROR)}: errors='column' adds one; rename the other in"
+                " the input, or in schema"
+            )
+
+
+def _twice(name: str, other: str) -> str:
+    also = "" if other == name else f", also as {other!r}"
+    return f"column {name!r} would appear twice{also}"
 
 
 KEPT: Final = "_etlstage_kept"

@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -179,6 +180,25 @@ def test_column_of_errors_must_be_the_only_one(spark: SparkSession) -> None:
         transform(frame, stage(""), message="m", schema="error int", errors="column")
     with pytest.raises(ConfigError, match="errors is 'row', expected 'column' or None"):
         transform(frame, stage(""), message="m", errors="row")  # type: ignore[arg-type]
+
+
+def test_columns_that_differ_in_case_alone_are_refused(spark: SparkSession) -> None:
+    """For Spark they are one column, unless its session minds case (issue 23)."""
+    frame = spark.range(1).selectExpr("id as n")
+    one = partial(transform, frame, stage(""), keep=["n"], schema="N long")
+    two = partial(transform, frame, stage(""), schema="Error string", errors="column")
+    with pytest.raises(ConfigError, match="'n' would appear twice, also as 'N': it is"):
+        one()
+    with pytest.raises(
+        ConfigError, match=r"'Error' would .*, also as 'error': errors="
+    ):
+        two()
+    spark.conf.set("spark.sql.caseSensitive", "TRUE")
+    try:
+        assert one().columns == ["n", "N"]
+        assert two().columns == ["Error", "error"]
+    finally:
+        spark.conf.unset("spark.sql.caseSensitive")
 
 
 @pytest.mark.any_client
