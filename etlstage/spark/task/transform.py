@@ -184,6 +184,15 @@ def _check_names(
     """Assert that Spark can tell the columns of the result apart."""
     sensitive = str(spark.conf.get("spark.sql.caseSensitive", "false"))
     fold = str if sensitive.lower() == "true" else str.lower
+    for where, names in (("keep", kept), ("schema", made)):
+        seen: dict[str, str] = {}
+        for name in names:
+            if fold(name) in seen:
+                raise ConfigError(
+                    f"{_twice(seen[fold(name)], name)}: {where} has it twice; leave one"
+                    " out, or rename it"
+                )
+            seen[fold(name)] = name
     replies = {fold(name): name for name in made}
     for name in kept:
         if fold(name) in replies:

@@ -201,6 +201,17 @@ def test_columns_that_differ_in_case_alone_are_refused(spark: SparkSession) -> N
         spark.conf.unset("spark.sql.caseSensitive")
 
 
+def test_column_twice_within_keep_or_schema_is_refused(spark: SparkSession) -> None:
+    """By us, who name the argument, and not by Spark (issue 23)."""
+    frame = spark.range(1).selectExpr("id as n")
+    with pytest.raises(ConfigError, match="'n' would appear twice: keep has it twice"):
+        transform(frame, stage(""), keep=["n", "n"])
+    with pytest.raises(
+        ConfigError, match=r"'n' would .*, also as 'N': schema has it tw"
+    ):
+        transform(frame, stage(""), schema="n long, i int, N long")
+
+
 @pytest.mark.any_client
 def test_reply_that_does_not_fit_fails_its_task(spark: SparkSession) -> None:
     """Invalid UTF-8 is not taken for text, nor any JSON for any schema."""
