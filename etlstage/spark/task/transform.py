@@ -136,11 +136,12 @@ def _check(stage: Stage, keep: Sequence[str]) -> None:
 
 
 def _schema(schema: str | StructType | None) -> StructType | None:
-    if schema is None or isinstance(schema, StructType):
-        return schema
-    parsed = StructType.fromDDL(schema)
-    if not isinstance(parsed, StructType):
-        raise ConfigError(f"schema {schema!r} names no columns, expected 'id int, ...'")
+    if schema is None:
+        return None
+    parsed = StructType.fromDDL(schema) if isinstance(schema, str) else schema
+    if not isinstance(parsed, StructType) or not parsed.names:
+        ddl = schema if isinstance(schema, str) else ""
+        raise ConfigError(f"schema {ddl!r} names no columns, expected 'id int, ...'")
     return parsed
 
 

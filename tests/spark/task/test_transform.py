@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from etlstage.errors import ConfigError
 from etlstage.messages import StageKind
@@ -210,6 +211,15 @@ def test_column_twice_within_keep_or_schema_is_refused(spark: SparkSession) -> N
         ConfigError, match=r"'n' would .*, also as 'N': schema has it tw"
     ):
         transform(frame, stage(""), schema="n long, i int, N long")
+
+
+@pytest.mark.parametrize("schema", ["", StructType()])
+def test_schema_without_columns_is_refused(
+    spark: SparkSession, schema: str | StructType
+) -> None:
+    """Its rows would have no values (issue 23)."""
+    with pytest.raises(ConfigError, match="schema '' names no columns, expected 'id "):
+        transform(spark.range(1), stage(""), schema=schema)
 
 
 @pytest.mark.any_client
