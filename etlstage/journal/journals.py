@@ -275,7 +275,7 @@ class Journals:
     def refresh(self) -> None:
         """Load the spec again if it has changed."""
         raw = self.storage.load(_SPEC)
-        if raw == self._raw:
+        if raw and raw == self._raw:
             return
         try:
             spec = json.loads(raw)

@@ -375,6 +375,7 @@ def test_folder_that_is_no_set(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "error"),
     [
+        ("", "spec.json does not describe a set of journals: JSONDecodeError"),
         ("{", "does not describe a set"),
         ("{}", "does not describe a set"),
         ('{"layout": 1}', "does not describe a set"),
@@ -385,7 +386,7 @@ def test_folder_that_is_no_set(tmp_path: Path) -> None:
     ],
 )
 def test_spec_that_is_none(tmp_path: Path, text: str, error: str) -> None:
-    """The error explains what is wrong, for a newer layout too."""
+    """The error explains what is wrong, for a newer layout or no text (issue 24)."""
     (tmp_path / "spec.json").write_text(text)
     with pytest.raises(JournalError, match=error):
         Journals.open(tmp_path)
