@@ -124,27 +124,37 @@ def _tail(path: Folder, *, journal: Name = None) -> int:
 def _append(path: Folder, *, journal: Name = None) -> int:
     """Append lines of stdin as committed messages; a set of JSON needs JSON objects."""
     from etlstage.journal import Publisher, RunMessage
-    from etlstage.sequencing import random
+    from etlstage.pipeline.invalid import loaded
+    from etlstage.sequencing import JsonMessage, random
 
     with _opened(path) as journals:
+        kind = journals.new_message(journals.select()[0])
+        runs = isinstance(kind, RunMessage)
+        if not runs and not isinstance(kind, JsonMessage):
+            raise ConfigError(
+                f"{path}: can't append lines to a set of {journals.content_type},"
+                " expected application/x-ndjson (JSON lines) or"
+                " application/x-etlstage-run (runs); append to this set in Python, with"
+                " etlstage.journal.Publisher"
+            )
         mapping = random(journals.partitions)
         if journal is not None:
             _names(journals, journal)
             target = journal, journals.content_type
             mapping = lambda _: target  # noqa: E731 - as short as it can be
         publisher = Publisher(journals, mapping=mapping)
-        runs = isinstance(journals.new_message(journals.select()[0]), RunMessage)
         for number, line in enumerate(sys.stdin.buffer, 1):
             if runs:
                 publisher.publish_committed(RunMessage([line.removesuffix(b"\n")]))
                 continue
             try:
-                value = json.loads(line)
+                flaw = _flaw(value := loaded(line))
             except ValueError as error:
-                complain(f"line {number} is not JSON: {error}")
-                return 1
-            if not isinstance(value, dict):
-                complain(f"line {number} is not a JSON object")
+                flaw = f"not JSON: {error}"
+            except RecursionError:
+                flaw = "nested too deeply"
+            if flaw is not None:
+                complain(f"line {number} is {flaw}")
                 return 1
             publisher.publish_committed(value)
     return 0
@@ -227,6 +237,29 @@ def _named_by_user() -> Iterator[None]:
         yield
     except JournalError as error:
         raise ConfigError(str(error)) from None
+
+
+def _flaw(value: object) -> str | None:
+    """Return why a JSON value can't be a message; None if it can."""
+    from etlstage.pipeline.invalid import kind_of
+    from etlstage.sequencing import encode_json
+
+    if not isinstance(value, dict):
+        return "not a JSON object"
+    if not isinstance(meta := value.get("_meta", {}), dict):
+        return (
+            f"not a message: found {kind_of(meta)} at /_meta, expected an object, to"
+            " which the UUID is added"
+        )
+    try:
+        encode_json(value)
+    except ValueError:  # a number such as 1e999, which was read as infinity
+        most = f"{sys.float_info.max:.1e}"
+        return (
+            "not a message: found a number that is no 64-bit float, expected"
+            f" -{most} to {most}"
+        )
+    return None
 
 
 def _names(journals: Journals, journal: str | None) -> list[str]:

@@ -91,7 +91,7 @@ class Fraction(float):
         return made
 
 
-def loaded(text: str, *, literal: bool = False) -> Any:  # noqa: ANN401 - any JSON
+def loaded(text: str | bytes, *, literal: bool = False) -> Any:  # noqa: ANN401 - any JSON
     """
     Parse a JSON document as in RFC 8259; raises ValueError if it is not one.
 

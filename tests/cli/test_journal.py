@@ -207,6 +207,52 @@ def test_lines_are_appended(
     assert [row["message"]["n"] for row in rows(capsys)] == [1, 3, 6, 7, 8]
 
 
+@pytest.mark.parametrize(
+    ("line", "flaw"),
+    [
+        (b'{"a": NaN}', "not JSON: NaN is not a JSON number"),
+        (b'{"a": [-Infinity]}', "not JSON: -Infinity is not a JSON number"),
+        (
+            b'{"a": 1e999}',
+            (
+                "not a message: found a number that is no 64-bit float, expected -1.8e+308"
+                " to 1.8e+308"
+            ),
+        ),
+        (
+            b'{"_meta": 5}',
+            (
+                "not a message: found a number at /_meta, expected an object, to which the"
+                " UUID is added"
+            ),
+        ),
+        (
+            b'{"_meta": null, "a": 1}',
+            (
+                "not a message: found null at /_meta, expected an object, to which the UUID"
+                " is added"
+            ),
+        ),
+        (b'{"a": %s' % (b"[" * 100_000), "nested too deeply"),
+        (b'{"a": %s0.5%s}' % (b"[" * 900, b"]" * 900), "nested too deeply"),
+    ],
+)
+def test_line_that_is_no_message(
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    line: bytes,
+    flaw: str,
+) -> None:
+    """It is refused by its number; those before it are appended (issue 24)."""
+    text = b'{"n": 6.5, "_meta": {"a": 1}}\n' + line + b'\n{"n": 7}\n'
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(text)))
+    assert run("journal", "append", str(folder)) == 1
+    assert capsys.readouterr().err.startswith(f"etlstage: error: line 2 is {flaw}")
+    assert run("journal", "cat", str(folder)) == 0
+    assert [row["message"]["n"] for row in rows(capsys)] == [1, 3, 6.5]
+
+
 def test_set_is_verified(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Damaged messages are counted, and make it fail."""
     assert run("journal", "verify", str(folder), "--json") == 0
@@ -292,3 +338,19 @@ def test_lines_are_appended_as_runs(
     assert run("journal", "cat", str(tmp_path)) == 0
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [one["message"] for one in found] == [["one"], ["{}"], ["last"]]
+
+
+@pytest.mark.parametrize("kind", ["text/csv", "application/x-protobuf-fixed"])
+def test_set_to_which_no_line_is_appended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """The error names the sets that can be appended to; nothing is read (issue 24)."""
+    Journals.open(tmp_path, content_type=kind).close()
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(ConfigError) as caught:
+        run("journal", "append", str(tmp_path))
+    assert str(caught.value) == (
+        f"{tmp_path}: can't append lines to a set of {kind}, expected"
+        " application/x-ndjson (JSON lines) or application/x-etlstage-run (runs); append"
+        " to this set in Python, with etlstage.journal.Publisher"
+    )
