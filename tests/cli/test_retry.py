@@ -25,6 +25,14 @@ BROKEN = """\
             sys.stdout.buffer.write(line.strip() + b"!\\n\\0")
         sys.stdout.flush()
 """
+PICKY = """\
+    import sys
+    from pathlib import Path
+    for line in sys.stdin.buffer:
+        reply = b"\\n\\0" if Path("good").exists() else b"not this one\\x15"
+        sys.stdout.buffer.write(line.strip() + reply)
+        sys.stdout.flush()
+"""
 SEE = "to see what is left: etlstage dlq ls pipeline.yaml\n"
 PIPELINE = """\
 name: letters
@@ -300,3 +308,34 @@ def test_damaged_input_is_left_out(
         " it\n"
     )
     assert len(listed(etlstage)) == 1
+
+
+def test_damaged_input_is_named_while_other_letters_are_retried(
+    pipeline: Path, etlstage: Etlstage, tmp_path: Path
+) -> None:
+    """The rest passes, which is success; the damage stays a letter (issue 24)."""
+    with Journals.open(tmp_path / "in") as journals:
+        (spec,) = journals.partitions()
+        journals.append(spec.name, b"no json\n")
+        target = spec.name, spec.content_type
+        Publisher(journals, mapping=lambda _: target).publish_committed({"n": 1})
+    worker(tmp_path / "picky.py", PICKY)
+    pipeline.write_text(
+        "name: p\nextract: {journal: {path: in, reader: r, on_damage: skip}}\n"
+        "transform:\n"
+        "  - {name: t, worker: {command: [python, picky.py]}, on_error: {budget: 3}}\n"
+        "load: {files: {path: out, format: text}}\n"
+    )
+    assert etlstage("run", "pipeline.yaml", "-q").returncode == 0
+    assert [stage for _, stage, _ in listed(etlstage)] == ["extract", "t"]
+    (tmp_path / "good").touch()
+    again = etlstage("dlq", "retry", "pipeline.yaml", "-q")
+    assert (again.returncode, again.stderr) == (0, "")
+    assert again.stdout == (
+        "1 dead letter is damaged input, which no stage can process: 'etlstage dlq"
+        " export --raw' writes it, 'etlstage dlq drop' removes it\n"
+        "1 dead letter passed\n"
+    )
+    ((number, stage, _),) = listed(etlstage)
+    assert stage == "extract"
+    assert etlstage("dlq", "retry", "pipeline.yaml", number).returncode == 2
