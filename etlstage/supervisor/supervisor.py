@@ -101,8 +101,9 @@ class AsyncSupervisor:
             the position to resume from, in such a dialect.
 
     Raises:
-        TypeError: If ``stage`` is not a stage.
-        ValueError: If several workers would have the same share.
+        TypeError: If ``stage`` is not a stage, or a limit is not a whole number.
+        ValueError: If several workers would have the same share, or ``max_messages`` or
+            ``max_bytes`` is less than 1, or ``max_pending`` is negative.
         WorkerStartFailed: On entering, if the program can't be run, or the script that
             it is to interpret is not there.
         InvalidState: By methods, outside the block, or in another event loop or thread.
@@ -132,6 +133,10 @@ class AsyncSupervisor:
                 f" {stage.pool.max}: a share of the input belongs to a single worker;"
                 " use a supervisor for each share"
             )
+        _check_limit("max_messages", max_messages, 1)
+        _check_limit("max_bytes", max_bytes, 1)
+        if max_pending is not None:
+            _check_limit("max_pending", max_pending, 0)
         self.stage = stage
         self._metrics = StageMetrics(meter, stage.name) if meter is not None else None
         self._observers = Observers(stage, self._metrics)
@@ -669,3 +674,14 @@ class AsyncSupervisor:
                 f"{self!r} is used outside the event loop that it was entered in;"
                 " use it within one asyncio.run(), or a separate supervisor in each"
             )
+
+
+def _check_limit(name: str, value: int, least: int) -> None:
+    _check_whole(name, value)
+    if value < least:
+        raise ValueError(f"{name} is {value}, expected {least} or more")
+
+
+def _check_whole(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name}: expected a whole number, got {value!r}")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing
+from typing import Any
 
 import anyio
 import pytest
@@ -405,6 +406,57 @@ def test_stage_is_expected_first(wrong: object) -> None:
     """The error shows what was given, and how to make a stage (issue 22)."""
     with pytest.raises(TypeError, match=r"expected a Stage, got .*; make one with"):
         AsyncSupervisor(wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("limits", "error", "text"),
+    [
+        ({"max_messages": 0}, ValueError, "max_messages is 0, expected 1 or more"),
+        ({"max_messages": -1}, ValueError, "max_messages is -1, expected 1 or more"),
+        ({"max_bytes": 0}, ValueError, "max_bytes is 0, expected 1 or more"),
+        ({"max_bytes": -5}, ValueError, "max_bytes is -5, expected 1 or more"),
+        ({"max_pending": -1}, ValueError, "max_pending is -1, expected 0 or more"),
+        (
+            {"max_messages": None},
+            TypeError,
+            "max_messages: expected a whole number, got None",
+        ),
+        (
+            {"max_messages": True},
+            TypeError,
+            "max_messages: expected a whole number, got True",
+        ),
+        (
+            {"max_bytes": 1e6},
+            TypeError,
+            "max_bytes: expected a whole number, got 1000000.0",
+        ),
+        (
+            {"max_pending": "9"},
+            TypeError,
+            "max_pending: expected a whole number, got '9'",
+        ),
+    ],
+)
+def test_limits_are_validated(
+    limits: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    """A wrong one is refused before a stream could wait forever (issue 22)."""
+    with pytest.raises(error) as caught:
+        AsyncSupervisor(stage("echo"), **limits)
+    assert str(caught.value) == text
+
+
+@pytest.mark.parametrize(
+    "limits", [{"max_messages": 1}, {"max_bytes": 1}, {"max_pending": 0}]
+)
+async def test_stream_with_the_least_room(limits: dict[str, Any]) -> None:
+    """Each message is read when there is nothing else in the way (issue 22)."""
+    async with acting(stage("echo"), **limits) as supervisor:
+        stream = supervisor.stream(numbers(5))
+        results = [result async for result in stream]
+
+    assert outputs(results) == [(message,) for message in numbers(5)]
 
 
 async def test_supervisor_must_be_entered_first() -> None:
