@@ -255,10 +255,12 @@ class AsyncSupervisor:
         apply.
 
         Raises:
+            TypeError: If ``workers`` is not a whole number.
             ValueError: If the number is less than 1, or the stage extracts.
 
         """
         self._running()
+        _check_whole("workers", workers)
         if workers < 1 or self.stage.kind is StageKind.EXTRACT:
             raise ValueError(
                 f"stage {self.stage.name} of kind {self.stage.kind.value} can't have"

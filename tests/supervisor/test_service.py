@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -168,6 +169,20 @@ async def test_stream_waits_for_no_limit() -> None:
     async with service(max_pending=1) as supervisor:
         results = [result async for result in supervisor.stream([b"0"] * 50)]
     assert all(result.error is None for result in results)
+
+
+@pytest.mark.parametrize(
+    ("workers", "shown"),
+    [(2.0, "2.0"), (1.5, "1.5"), (float("nan"), "nan"), ("3", "'3'"), (None, "None")],
+)
+async def test_number_of_workers_is_whole(workers: Any, shown: str) -> None:  # noqa: ANN401
+    """The error names the argument, and the stage keeps its worker (issue 22)."""
+    async with service() as supervisor:
+        with pytest.raises(TypeError) as caught:
+            supervisor.scale(workers)
+        assert str(caught.value) == f"workers: expected a whole number, got {shown}"
+        assert await supervisor.ask(b"0") == (b"0", b"slept")
+        assert supervisor.health == ("ready", "")
 
 
 # --- health --------------------------------------------------------------------------
