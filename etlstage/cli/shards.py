@@ -127,9 +127,14 @@ def _reset(
             )
         if lease is None:
             leases.forget()
+            text = "the next run starts from the beginning"
         else:
             operator.reset(leases, lease.shard)
-    typer.echo("the next run starts from the beginning")
+            text = (
+                f"shard {lease.shard} starts from the beginning: at once in a live run,"
+                " otherwise in the next one"
+            )
+    typer.echo(text)
     return 0
 
 

@@ -202,7 +202,10 @@ class LeaseHolder:
         self.rows = {row.shard: row for row in rows}
         there = set(self.rows)
         if missing := names - there:
-            gone = f"shard {min(missing)} is gone from the lease table"
+            gone = (
+                f"shard {min(missing)} is gone from the lease table: all shards were"
+                " reset, or its row was deleted; run again"
+            )
             self._events.append(FailRunner(gone))
         # Each runner that ends a shard first adds its children to the table.
         self._names = self._names | there

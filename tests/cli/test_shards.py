@@ -100,9 +100,15 @@ def test_shard_without_an_owner(
             run(command, tmp_path / "leases.db", shard)
 
 
-def test_one_shard_is_reset(leases: SQLiteLeases, tmp_path: Path) -> None:
-    """It loses its owner and its checkpoint; other shards keep theirs."""
+def test_one_shard_is_reset(
+    leases: SQLiteLeases, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It loses its owner and its checkpoint; other shards keep theirs (issue 25)."""
     assert run("reset", tmp_path / "leases.db", "01", "--yes") == 0
+    assert capsys.readouterr().out == (
+        "shard shardId-000000000001 starts from the beginning: at once in a live run,"
+        " otherwise in the next one\n"
+    )
     assert leases.read()[1] == Lease(ONE.shard, counter=8)
     assert leases.read()[2].ended
 
@@ -119,6 +125,7 @@ def test_all_shards_are_reset(
     assert run("reset", tmp_path / "leases.db") == 0
     (question,) = asked
     assert "of 4 shards (1 with an owner), so that all records" in question
+    assert capsys.readouterr().out == "the next run starts from the beginning\n"
     assert leases.read() == []
     assert run("ls", tmp_path / "leases.db") == 0
     assert "no shards" in capsys.readouterr().out

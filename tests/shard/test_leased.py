@@ -656,6 +656,29 @@ async def test_shard_that_is_reset_is_taken_by_who_failed_at_it() -> None:
 
 
 @virtually
+async def test_run_ends_when_all_shards_are_reset() -> None:
+    """The error has the cause and the remedy, and the next run loads all (issue 25)."""
+    table = MemoryLeases()
+
+    async def operate() -> None:
+        await anyio.sleep(5)
+        table._rows.clear()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(operate)
+        (report,) = await run_all(runner(table, Processors(pause=3.0)))
+    assert report.status == "failed"
+    assert str(report.error) == (
+        "stage load: shard shardId-000000000000 is gone from the lease table: all shards"
+        " were reset, or its row was deleted; run again"
+    )
+    processors = Processors()
+    (report,) = await run_all(runner(table, processors, "b"))
+    assert report.status == "done", report.error
+    check_whole(processors)
+
+
+@virtually
 async def test_lease_that_was_removed_has_no_counter_again() -> None:
     """New leases' counters are higher, so a former owner's late write can't match."""
     table, before = MemoryLeases(), time.time_ns() // 1000
