@@ -306,7 +306,7 @@ class DividedPipeline(Runner):
         if not edge.acknowledge():
             return None
         record = CommitRecord.latest(self._edges[0].before)
-        # A source that continues where it ended can't be told from a drained one.
+        # A source that continues where it ended looks like one that was drained.
         exhausted = record.position is None or self._whole[0]._reads_on
         ended = record.pending or (record.ended and exhausted)
         return bool(record.load) and ended and not any(one.waits for one in before)
