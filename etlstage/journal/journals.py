@@ -12,6 +12,7 @@ import json
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -199,6 +200,8 @@ class Journals:
         # By journal, the offset up to which appends need no new look at the readers.
         self._room: dict[str, int] = {}
         self._raw = b""
+        self.named: set[CommittedReader] = set()
+        """The readers of this object that hold a name; closed with it."""
         Retention.of(keep)
         limit_of(limit)
         framing_by_content_type(content_type)
@@ -214,8 +217,7 @@ class Journals:
             "limit": limit,
             "segment": segment,
         }
-        if not 1 <= wanted["partitions"] <= 10_000:  # type: ignore[operator]
-            raise ConfigError(f"partitions is {partitions}, expected 1 to 10000")
+        _checked(1 if partitions is None else partitions)
         if self.broker is not None and self.broker.single and wanted["partitions"] != 1:
             raise ConfigError(
                 f"partitions is {partitions}, but {where} is one journal; end the address"
@@ -263,14 +265,15 @@ class Journals:
         await anyio.to_thread.run_sync(self.close)
 
     def close(self) -> None:
-        """Force appended bytes to the disk, and close all files."""
-        try:
-            self.sync()
-        finally:
-            self.storage.close()
+        """Force appended bytes to the disk, and close all files and readers."""
+        with ExitStack() as closed:
             for log in self._logs.values():
                 if isinstance(log, BrokerLog):
-                    log.close()
+                    closed.callback(log.close)
+            closed.callback(self.storage.close)
+            closed.callback(self.sync)
+            for reader in self.named:
+                closed.callback(reader.close)
 
     def refresh(self) -> None:
         """Load the spec again if it has changed."""
@@ -340,9 +343,12 @@ class Journals:
             labels: Replaces the labels of all journals of the set.
 
         Raises:
+            ConfigError: If the count is negative, or the set would have too many.
             JournalError: If the journals are a broker's.
 
         """
+        if count < 0:
+            raise ConfigError(f"count is {count}, expected 0 or more to add")
         if self.broker is not None:
             raise JournalError(
                 f"{self.name}: a broker's journals are created at the broker; open them"
@@ -351,7 +357,7 @@ class Journals:
         with self.storage.locked("lock"):
             self.refresh()
             spec = json.loads(self._raw)
-            spec["partitions"] += count
+            spec["partitions"] = _checked(spec["partitions"] + count)
             if labels is not None:
                 spec["labels"] = dict(labels)
             self.storage.replace(_SPEC, json.dumps(spec).encode())
@@ -600,6 +606,13 @@ class Journals:
         with self.storage.locked("lock"):
             if self.storage.size(_SPEC) is None:
                 self.storage.replace(_SPEC, json.dumps(spec).encode())
+
+
+def _checked(partitions: int) -> int:
+    """Return a number of partitions that a set can have."""
+    if not isinstance(partitions, int) or not 1 <= partitions <= 10_000:
+        raise ConfigError(f"partitions is {partitions}, expected 1 to 10000")
+    return partitions
 
 
 def modulo(key: Callable[[Any], object]) -> Unbound:

@@ -412,7 +412,11 @@ class CommittedReader:
         return size, seconds
 
     def close(self) -> None:
-        """Store the position and release the name; a second call does nothing."""
+        """
+        Store the position and release the name; a second call does nothing.
+
+        At the end of the input, and when the set is closed, this is done by itself.
+        """
         if self._held is not None:
             try:
                 if self._commit_every is not None:
@@ -430,6 +434,7 @@ class CommittedReader:
 
     def _release(self) -> None:
         held, self._held = self._held, None
+        self._journals.named.discard(self)
         if held is not None:
             path = f"readers/{self.name}.pid"
             with suppress(OSError):
@@ -464,6 +469,7 @@ class CommittedReader:
         except BaseException:
             self._storage.let_go(held)
             raise
+        self._journals.named.add(self)
         return held
 
     def _have_all_kept(self) -> None:

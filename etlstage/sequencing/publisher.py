@@ -15,7 +15,12 @@ from typing import Any, Protocol
 
 from etlstage.errors import EtlstageError, LocalProtocolError
 from etlstage.sequencing.clock import Clock, Flags, build_uuid, new_producer_id
-from etlstage.sequencing.framing import Framing, framing_by_content_type
+from etlstage.sequencing.framing import (
+    MAX_FRAME,
+    FrameError,
+    Framing,
+    framing_by_content_type,
+)
 from etlstage.sequencing.mapping import Mapping, Unbound
 from etlstage.sequencing.message import (
     AckIntent,
@@ -99,6 +104,8 @@ class Publisher:
         opening: Called with the intent that rolls back the open transaction in a
             journal, before the first message is appended there. A caller that stores
             the intent can roll back the transaction of a publisher that was killed.
+        max_frame: Maximum size of a message's frame, in bytes; readers have the same
+            limit.
 
     Attributes:
         without_uuid: Number of published messages that can't hold a UUID, which are
@@ -115,9 +122,11 @@ class Publisher:
         producer: bytes | None = None,
         now: Callable[[], int] = time_ns,
         opening: Callable[[AckIntent], None] | None = None,
+        max_frame: int = MAX_FRAME,
     ) -> None:
         self._appender = appender
         self._opening = opening
+        self._max_frame = max_frame
         self._clock = Clock() if clock is None else clock
         self._now = now if clock is None else None
         if isinstance(mapping, Unbound):
@@ -143,6 +152,7 @@ class Publisher:
         Raises:
             LocalProtocolError: If this publisher's open transaction has messages in
                 the journal, as readers would drop them; or if there is no mapping.
+            FrameError: If the message's frame is larger than ``max_frame``.
             Exception: From the validator, the mapping, the framing or the appender.
                 Unless it is an AppendUncertain, nothing has been appended, and the call
                 may be repeated.
@@ -283,10 +293,18 @@ class Publisher:
             message.set_uuid(build_uuid(self.producer, clock, flags))
             frame = _Pieces()
             framing.marshal(message, frame)
+            self._check_size(sum(map(len, frame.pieces)))
         except BaseException:
             self._clock.untick(clock)
             raise
         return frame.pieces, clock
+
+    def _check_size(self, size: int) -> None:
+        if size > self._max_frame:
+            raise FrameError(
+                f"frame is {size} bytes long, expected no more than {self._max_frame}"
+                " bytes (max_frame): readers would skip the message"
+            )
 
 
 class _Pieces:

@@ -438,6 +438,37 @@ def test_number_of_partitions_is_that_of_the_set() -> None:
         memory(storage, partitions=3)
 
 
+@pytest.mark.parametrize("count", [-1, 1.5, 10_000])
+def test_partitions_that_can_not_be_added(tmp_path: Path, count: Any) -> None:  # noqa: ANN401
+    """None are removed, and the set stays as it is (issue 24)."""
+    with Journals.open(tmp_path / "set", partitions=2) as journals:
+        with pytest.raises(
+            ConfigError, match=r"^(count|partitions) is (-1|3.5|10002),"
+        ):
+            journals.add_partitions(count)
+        journals.refresh()
+    with Journals.open(tmp_path / "set") as journals:
+        assert len(journals.partitions()) == 2
+
+
+def test_set_that_is_closed_closes_its_readers() -> None:
+    """A service that has left a loop can begin it again (issue 24)."""
+    storage = MemoryStorage()
+    with Journals.open(storage=storage) as journals:
+        publisher = Publisher(journals, mapping=modulo(lambda m: m["n"]))
+        for n in range(3):
+            publisher.publish_committed({"n": n})
+    for expected in ([0, 1], [1, 2]):
+        found = []
+        with Journals.open(storage=storage) as journals:
+            for envelope in journals.read_committed(name="r"):
+                assert isinstance(envelope.message, JsonMessage)
+                found.append(envelope.message["n"])
+                if len(found) == 2:
+                    break
+        assert found == expected
+
+
 def test_position_that_is_none() -> None:
     """The error names the file of an invalid position."""
     storage = MemoryStorage()

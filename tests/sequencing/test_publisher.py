@@ -19,6 +19,7 @@ from etlstage.sequencing import (
     EmptyListResponse,
     Envelope,
     Flags,
+    FrameError,
     JsonMessage,
     Message,
     NotFrameable,
@@ -145,6 +146,21 @@ def test_error_leaves_nothing(
     act(publisher)(Str("again"), to_json)
     assert clock.value == 1160
     assert journals.data["a"].endswith(b'"Str":"again"}\n')
+
+
+def test_message_that_no_reader_would_take_is_not_published() -> None:
+    """A frame has the readers' limit (issue 24)."""
+    journals, clock = Memory(), Clock(1000)
+    for act in ACTS:
+        Publisher(journals, clock).publish_committed(Str("x" * 30), to_json)
+        size, before = len(journals.data.pop("a")), clock.value
+        publisher = Publisher(journals, clock, max_frame=size)
+        error = f"is {size + 1} bytes long, expected no more than {size} bytes"
+        with pytest.raises(FrameError, match=error):
+            act(publisher)(Str("x" * 31), to_json)
+        assert (clock.value, journals.data.get("a")) == (before, None)
+        act(publisher)(Str("y" * 30), to_json)
+        assert len(journals.data.pop("a")) == size
 
 
 def test_append_that_is_uncertain() -> None:
