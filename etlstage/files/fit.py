@@ -14,7 +14,7 @@ import base64
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from decimal import Context, Decimal, InvalidOperation
 from typing import Any, Final, NamedTuple
 
@@ -55,6 +55,7 @@ _TIME: Final = re.compile(
     rf"{_DATE.pattern}([T ]\d\d:\d\d(:\d\d(\.\d{{1,6}})?{_OFFSET}?)?)?"
 )
 _ZONE: Final = re.compile(rf":\d\d(\.\d+)?{_OFFSET}$")
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _NUMBER: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
 _DIGITS: Final = 38  # most digits of a decimal
 _WIDE: Final = Context(prec=_DIGITS + 1)  # one more, for rounding up
@@ -507,10 +508,19 @@ def _moment(value: object) -> datetime:
     """Return a time in UTC; the default zone is this machine's."""
     try:
         if _TIME.fullmatch(_of(str, value)):
-            return datetime.fromisoformat(str(value)).astimezone(UTC)
+            return _instant(datetime.fromisoformat(str(value)))
     except (ValueError, OverflowError):
         pass
     raise _Unmade
+
+
+def _instant(time: datetime) -> datetime:
+    """Return a time in UTC, as Java does: one that a clock skips is moved forward."""
+    if time.tzinfo is not None:
+        return time.astimezone(UTC)
+    # A time that is skipped has the offset before the gap, which astimezone() ignores.
+    seconds = int(time.replace(microsecond=0).timestamp())
+    return _EPOCH + timedelta(seconds=seconds, microseconds=time.microsecond)
 
 
 def _local(value: object) -> datetime:

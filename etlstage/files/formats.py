@@ -29,7 +29,7 @@ from etlstage.messages import counted
 from etlstage.pipeline.invalid import Fraction, kind_of, loaded
 from etlstage.settings.ddl import DeclaredColumn, Type, columns_of
 
-__all__ = ("FORMATS", "Chunk", "Format", "is_text")
+__all__ = ("FORMATS", "Chunk", "Format", "is_text", "separator")
 
 _ROWS: Final = 8192  # per batch of Parquet
 _BLANK: Final = re.compile(rb"^[\x00-\x09\x0b-\x20]+$", re.MULTILINE)
@@ -110,9 +110,15 @@ class _Text(_OfLines):
         return pa.table({"value": values})
 
 
+def separator(options: Mapping[str, str]) -> str:
+    """Return what separates cells of CSV; options are by lower-case names."""
+    found = options.get("sep", options.get("delimiter", ","))
+    return "\t" if found == "\\t" else found
+
+
 class _Csv(_OfLines):
     def _prepare(self) -> None:
-        self._sep = self._options.get("sep", self._options.get("delimiter", ","))
+        self._sep = separator(self._options)
         self._escape = self._options.get("escape", "\\")
         self._header = self._options.get("header", "false").lower() == "true"
         sep, escape = re.escape(self._sep), re.escape(self._escape)
@@ -120,7 +126,7 @@ class _Csv(_OfLines):
             '(?:[^"]|"")*+' if self._escape == '"' else rf'(?:[^"{escape}]|{escape}.)*+'
         )
         self._cell = re.compile(
-            rf'(?:"({quoted})"|((?:[^"{sep}][^{sep}]*+)?))({sep}|$)'
+            rf'(?:"({quoted})"|((?:(?!"|{sep}).(?:(?!{sep}).)*+)?))({sep}|$)', re.DOTALL
         )
         plain = rf'(?:"[^"\n{escape}]*+"|(?:[^"\n{sep}][^"\n{sep}]*+)?)[{sep}\n]'
         self._plain = re.compile(f"(?:{plain})*+".encode())
@@ -138,7 +144,7 @@ class _Csv(_OfLines):
         cells = self._cells(line, where)
         if not self._header:
             return [f"_c{n}" for n in range(len(cells))]
-        names = [cell or f"_c{n}" for n, cell in enumerate(cells)]
+        names = self._named_by(cells)
         twice = {name for name in names if names.count(name) > 1}
         if twice:
             raise Unreadable(
@@ -146,6 +152,10 @@ class _Csv(_OfLines):
                 " different names, or omit the option header"
             )
         return names
+
+    @staticmethod
+    def _named_by(header: Sequence[str | None]) -> list[str]:
+        return [cell or f"_c{n}" for n, cell in enumerate(header)]
 
     def _first(self, file: InputFile) -> Iterator[tuple[str, Where]]:
         """Yield the first line that is not blank, if there is one."""
@@ -161,7 +171,9 @@ class _Csv(_OfLines):
         if self._header and lines.first:
             head = re.match(rb"(?:[\x00-\x20]*\n)?[^\n]*\n", data)
             end = head.end() if head else 0
-            skipped, data = data.count(b"\n", 0, end), data[end:]
+            skipped = data.count(b"\n", 0, end)
+            self._check_header(data[:end].strip(_BLANKS), lines, skipped - 1)
+            data = data[end:]
 
         def place(index: int) -> str:
             return lines.place(skipped + index)
@@ -170,6 +182,27 @@ class _Csv(_OfLines):
         if table is None:
             table = self._by_line(data, place)
         return self._typed(table, data, place)
+
+    def _check_header(self, line: bytes, lines: FileLines, index: int) -> None:
+        """Assert that no value gets into another column than the one that it is in."""
+        if not line:
+            return
+        where = partial(lines.place, index)
+        names = self._named_by(self._cells(_decoded(line, where), where))
+        if self._columns is None and names != self._names:
+            raise Unreadable(
+                f"{where()}: the header has columns {', '.join(names)}, expected"
+                f" {', '.join(self._names)} as in the first file: read these files one by"
+                " one, or set a schema and omit the header"
+            )
+        wanted = [name.lower() for name in self._names]
+        for at, name in enumerate(map(str.lower, names)):
+            if name in wanted and wanted.index(name) != at:
+                raise Unreadable(
+                    f"{where()}: column {names[at]!r} is number {at + 1} in the header, and"
+                    f" {wanted.index(name) + 1} in the schema: cells are read by their"
+                    " place; order the schema as the file"
+                )
 
     def _at_once(self, data: bytes) -> pa.Table | None:
         """Return the cells as read by Arrow, or None if a line needs a closer look."""
@@ -587,6 +620,12 @@ class _Parquet(Format):
 def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
     """Return values of another type; raises ValueError if one would be changed."""
     made = column.cast(kind)
+    both = pt.is_timestamp(kind) and pt.is_timestamp(column.type)
+    if both and (column.type.tz is None) != (kind.tz is None):
+        raise ValueError(
+            "only one of the two has a zone: declare timestamp_ntz for times without a"
+            " zone, timestamp for others"
+        )
     # A text may be written in several ways; other values must be the same again.
     if column.type == kind or is_text(column.type) or is_text(kind):
         return made

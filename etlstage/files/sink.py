@@ -26,6 +26,7 @@ from etlstage.columns import Epoch, array_of, one_of
 from etlstage.errors import os_reason
 from etlstage.files.find import folder_name
 from etlstage.files.fit import Fitting
+from etlstage.files.formats import separator
 from etlstage.files.text import cell_texts, objects
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.delivery.place import EpochFiles
@@ -283,13 +284,16 @@ def _opened(path: Path, packed: str) -> Any:  # noqa: ANN401 - binary, of three 
 
 
 def _csv(table: pa.Table, file: BinaryIO, options: Mapping[str, str]) -> None:
-    sep = options.get("sep", options.get("delimiter", ","))
+    sep = separator(options)
     escape = options.get("escape", "\\")
     odd = re.compile(f'[{re.escape(sep)}"\n\r]|^[\\x00-\\x20]|[\\x00-\\x20]$')
 
+    # A line of nothing would be no row.
+    null = '""' if table.num_columns == 1 else ""
+
     def cell(text: str | None) -> str:
         if text is None:
-            return ""
+            return null
         if not text:
             return '""'
         if odd.search(text):

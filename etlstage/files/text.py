@@ -225,7 +225,10 @@ def _shortest(value: float, kind: pa.DataType) -> str:
 def _moment(value: datetime, zone: tzinfo | None) -> str:
     """Return a time as JSON, moved to ``zone`` if it has one; None: this machine's."""
     if value.tzinfo is not None:
-        value = value.astimezone(zone)
+        try:
+            value = value.astimezone(zone)
+        except OverflowError:  # the year would be 0 or 10,000 there
+            value = value.astimezone(UTC)
     text = value.isoformat(timespec="microseconds")
     if text.endswith("+00:00"):
         text = f"{text[:-6]}Z"

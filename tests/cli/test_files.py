@@ -127,7 +127,7 @@ def test_what_files_can_not(etlstage: Etlstage, pipeline: Path) -> None:
     for stage in ("extract", "load"):
         assert f"can't be spark: the end of stage {stage} is only for engine" in said
     wrong = (
-        text.replace('header: "true"', 'header: "maybe", inferSchema: "true"')
+        text.replace('header: "true"', 'header: "maybe", sep: "", inferSchema: "true"')
         .replace("path: out", "path: s3://b/out")
         .replace("id string, n int", "id string, n variant")
     )
@@ -135,6 +135,7 @@ def test_what_files_can_not(etlstage: Etlstage, pipeline: Path) -> None:
     said = etlstage("validate", "p.yaml").stderr
     for line in (
         "extract.files.options.header: expected true or false",
+        "extract.files.options.sep: expected one character or more between two cells",
         "extract.files.options.inferSchema: is not an option of files, expected header",
         "load.files.path: is not on this machine: use Spark's end for such paths",
         "load.files.schema: type variant of column 'n' is only for Spark's end",

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import gzip
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,19 @@ async def load(path: Path, *runs: Run, **settings: Any) -> FileSink:  # noqa: AN
             await sink.write(run)
         await sink.finish()
     return sink
+
+
+@pytest.fixture
+def local(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Return a function that sets this machine's time zone for the test."""
+
+    def setter(zone: str) -> None:
+        monkeypatch.setenv("TZ", zone)
+        time.tzset()
+
+    yield setter
+    monkeypatch.undo()
+    time.tzset()
 
 
 def rows_in(path: Path) -> list[dict[str, Any]]:
@@ -81,6 +97,55 @@ async def test_formats(
     if suffix == ".csv" and "escape" not in options:
         content = content.replace(b'"\\\\"', b"\\")
     assert (gzip.decompress(data) if suffix.endswith("gz") else data) == content
+
+
+async def test_null_of_a_single_column_is_a_row(tmp_path: Path) -> None:
+    """An empty line of CSV would be none (issue 23)."""
+    rows: list[bytes] = [b'{"k":"x","v":null}', b'{"k":"x","v":"1"}']
+    settings: dict[str, Any] = {"schema": "k string, v string", "partition_by": ["k"]}
+    await load(tmp_path / "o", rows, format="csv", **settings)
+    (file,) = (tmp_path / "o" / "k=x").iterdir()
+    assert file.read_bytes() == b'""\n1\n'
+    source = FileSource(str(tmp_path / "o"), "csv", schema="v string")
+    found = [m async for run in source.runs() for m in run]
+    assert found == [b'{"v":null,"k":"x"}', b'{"v":"1","k":"x"}']
+
+
+@pytest.mark.parametrize("kind", ["csv", "json"])
+async def test_time_that_has_no_year_in_this_zone(
+    tmp_path: Path, local: Callable[[str], None], kind: str
+) -> None:
+    """It is written in UTC, and the rest of the epoch as ever (issue 23)."""
+    local("Asia/Kathmandu")
+    rows = [b'{"t":"9999-12-31T23:59:59Z"}', b'{"t":"2020-01-01T00:00:00Z"}']
+    sink = await load(tmp_path / "o", rows, format=kind, schema="t timestamp")
+    assert sink.account.done == 2
+    (file,) = (tmp_path / "o").glob("part-*")
+    first, second = file.read_text().splitlines()
+    assert "9999-12-31T23:59:59.000000Z" in first
+    assert "2020-01-01T05:45:00.000000+05:45" in second
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("2018-11-04", "2018-11-04T03:00:00Z"),
+        ("2018-11-04T00:30:00.000001", "2018-11-04T03:30:00.000001Z"),
+        ("2018-11-04T01:00:00", "2018-11-04T03:00:00Z"),
+        ("2018-11-03T23:59:59.999999", "2018-11-04T02:59:59.999999Z"),
+        ("2018-02-17T23:30:00", "2018-02-18T01:30:00Z"),
+        ("1900-01-01T00:00:00", "1900-01-01T03:06:28Z"),
+    ],
+)
+async def test_time_that_clocks_skip_or_repeat(
+    tmp_path: Path, local: Callable[[str], None], text: str, wanted: str
+) -> None:
+    """It is moved forward, or is the earlier one, as with Spark (issue 23)."""
+    local("America/Sao_Paulo")
+    row = f'{{"t":"{text}"}}'.encode()
+    await load(tmp_path / "o", [row], format="parquet", schema="t timestamp")
+    (found,) = rows_in(tmp_path / "o")
+    assert found["t"] == datetime.fromisoformat(wanted)
 
 
 async def test_text_has_one_column(tmp_path: Path) -> None:

@@ -419,6 +419,60 @@ async def test_compressed_file_that_ends_early_is_named(
     assert error == "extract: can't read in/b.gz: truncated compressed stream"
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "schema", "error"),
+    [
+        ("a,b\n1,x\n", "b,a\ny,2\n", None, "in/g:1: the header has columns b, a, exp"),
+        ("a,b\n1,x\n", "\na\n2\n", None, "in/g:2: the header has columns a, expected"),
+        ("b,a\nx,1\n", "", "a int, b string", "in/f:1: column 'b' is number 1 in the"),
+        ("a,c\n1,x\n", "c,A\nx,1\n", "a int, b string", "in/g:1: column 'A' is number"),
+    ],
+)
+async def test_header_of_other_columns_or_in_another_order(
+    tmp_path: Path, first: str, second: str, schema: str | None, error: str
+) -> None:
+    """Values would get into other columns (issue 23)."""
+    (tmp_path / "f").write_text(first)
+    (tmp_path / "g").write_text(second)
+    header = {"header": "true"}
+    assert error in await error_of(tmp_path, "csv", schema=schema, options=header)
+
+
+async def test_schema_gives_columns_other_names_than_the_header(tmp_path: Path) -> None:
+    """They are read by their place; a header may also be shorter."""
+    (tmp_path / "f").write_text("x,y\n1,2\n")
+    (tmp_path / "g").write_text("A\n3\n")
+    source = FileSource(
+        str(tmp_path), "csv", schema="a int, b int", options={"header": "true"}
+    )
+    assert await messages_of(source) == [b'{"a":1,"b":2}', b'{"a":3,"b":null}']
+
+
+@pytest.mark.parametrize(("sep", "cut"), [("||", "||"), ("\\t", "\t"), ("|", "|")])
+async def test_separator_of_cells(tmp_path: Path, sep: str, cut: str) -> None:
+    """It may have several characters, also beside quotes (issue 23)."""
+    rows = [["a:", 'b"c'], ["d", "e"], ["f;", ""]]
+    lines = ["a:|'b\\\"c'", "d|'e'", "f;|"]
+    text = "".join(f"{line}\n" for line in lines)
+    (tmp_path / "f").write_text(text.replace("'", '"').replace("|", cut))
+    source = FileSource(str(tmp_path), "csv", options={"sep": sep})
+    found = [json.loads(message) for message in await messages_of(source)]
+    assert [[*row.values()] for row in found] == [[a, b or None] for a, b in rows]
+
+
+@pytest.mark.parametrize(
+    ("zone", "wanted"), [(None, "timestamp"), ("UTC", "timestamp_ntz")]
+)
+async def test_time_of_parquet_with_a_zone_or_without(
+    tmp_path: Path, zone: str | None, wanted: str
+) -> None:
+    """One is no value of the other's type (issue 23)."""
+    values = pa.array([datetime(2020, 1, 1, 5)], pa.timestamp("us", zone))
+    pq.write_table(pa.table({"a": values}), tmp_path / "f")
+    error = await error_of(tmp_path, "parquet", schema=f"a {wanted}")
+    assert "only one of the two has a zone: declare timestamp_ntz for times" in error
+
+
 async def test_nothing_there(tmp_path: Path) -> None:
     """No files at all, and partitions that differ."""
     assert "there is no file to read at in" in await error_of(tmp_path, "text")

@@ -228,6 +228,9 @@ def _rules(given: Mapping[str, Any], *more: str) -> Iterator[Problem]:
             close = guess(key, allowed) or known
             text = f"is not an option of files{close}; Spark's end has more"
             yield broken(("options", name), text)
+        elif key in ("sep", "delimiter") and not value:
+            text = "expected one character or more between two cells"
+            yield broken(("options", name), text, at_key=False)
         elif key in _VALUES and value.lower() not in _VALUES[key]:
             text = f"expected {' or '.join(_VALUES[key])}"
             yield broken(("options", name), text, at_key=False)
