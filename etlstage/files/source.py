@@ -25,7 +25,7 @@ from etlstage.files.lines import Unreadable
 from etlstage.files.text import objects
 from etlstage.messages import AnnotatedRun, Position, Run, plain
 from etlstage.pipeline.interfaces import Epochs, Source
-from etlstage.settings.ddl import Type
+from etlstage.settings.ddl import DeclaredColumn, Type, columns_of
 
 __all__ = ("RUN_BYTES", "RUN_MESSAGES", "FileSource")
 
@@ -74,6 +74,8 @@ class FileSource(Source):
         self._path = path
         self._format = format
         self._schema = schema
+        columns = columns_of(schema) if schema is not None else []
+        self._checked = [column for column in columns if _has_not_null(column)]
         self._message = message
         self._key = key
         self._options = options or {}
@@ -202,6 +204,7 @@ class FileSource(Source):
         most, size = self._bounds
         before = 0
         for table, end, place in reads.chunks(file, start):
+            self._check_nulls(table, file)
             whole = _with_partition(table, file, types)
             messages, keys = self._messages(whole, file, place), self._keys(whole)
             pieces = [(min(skipped, len(messages)), len(messages))]
@@ -242,6 +245,14 @@ class FileSource(Source):
             )
         return column.cast(pa.binary())
 
+    def _check_nulls(self, table: pa.Table, file: InputFile) -> None:
+        for column in self._checked:
+            if (name := _null_in(_one(table[column.name]), column)) is not None:
+                raise self._failed(
+                    f"column {name} is NOT NULL in the schema, and null in a row of"
+                    f" {file.path}: omit NOT NULL, and have a worker check all rows"
+                )
+
     def _keys(self, table: pa.Table) -> list[Any] | None:
         if self._key is None:
             return None
@@ -256,6 +267,28 @@ class FileSource(Source):
 
     def _failed(self, text: str) -> SourceFailed:
         return SourceFailed(f"{self.name}: {text}", stage=self.name)
+
+
+def _has_not_null(column: DeclaredColumn) -> bool:
+    """Return whether a column, or a field in it, is NOT NULL."""
+    return column.nullable is False or any(map(_has_not_null, column.type.inner))
+
+
+def _null_in(values: pa.Array, column: DeclaredColumn) -> str | None:
+    """Return the name of a column, or of a field in it, that is null but must not be."""
+    if column.nullable is False and values.null_count:
+        return column.name
+    if not column.type.inner:
+        return None
+    values = values.drop_null()
+    if pt.is_map(values.type):
+        parts = [values.keys, values.items]
+    else:  # a list has one inner column, as many as it has fields a struct
+        parts = values.flatten() if pt.is_struct(values.type) else [values.flatten()]
+    for part, inner in zip(parts, column.type.inner, strict=True):
+        if (name := _null_in(part, inner)) is not None:
+            return f"{column.name}.{name}"
+    return None
 
 
 def _one(column: pa.Array | pa.ChunkedArray) -> pa.Array:

@@ -473,6 +473,42 @@ async def test_time_of_parquet_with_a_zone_or_without(
     assert "only one of the two has a zone: declare timestamp_ntz for times" in error
 
 
+@pytest.mark.parametrize(
+    ("kind", "text", "schema", "name"),
+    [
+        ("csv", "1,x\n,y\n", "a int not null, b string", "a"),
+        ("json", '{"a":1}\n{}\n', "a int not null", "a"),
+        ("json", '{"a":null}\n{"a":{"b":[]}}', "a struct<b: array<int>, c: int>", None),
+        ("json", '{"a":{"b":null}}', "a struct<b: int not null>", "a.b"),
+        (
+            "json",
+            '{"a":[{"b":null}]}',
+            "a array<struct<b: int not null>>",
+            "a.element.b",
+        ),
+        (
+            "json",
+            '{"a":{"k":{}}}',
+            "a map<string, struct<b: int not null>>",
+            "a.value.b",
+        ),
+    ],
+)
+async def test_null_in_what_is_not_null(
+    tmp_path: Path, kind: str, text: str, schema: str, name: str | None
+) -> None:
+    """At any depth; null where it is allowed is not looked into (issue 23)."""
+    (tmp_path / "f").write_text(text)
+    if name is None:
+        found = await messages_of(FileSource(str(tmp_path), kind, schema=schema))
+        assert len(found) == 2
+        return
+    error = await error_of(tmp_path, kind, schema=schema)
+    assert error.startswith(
+        f"extract: column {name} is NOT NULL in the schema, and null in a row of in/f:"
+    )
+
+
 async def test_nothing_there(tmp_path: Path) -> None:
     """No files at all, and partitions that differ."""
     assert "there is no file to read at in" in await error_of(tmp_path, "text")
