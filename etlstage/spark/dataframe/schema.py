@@ -18,7 +18,7 @@ anything is written.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from functools import reduce
 from operator import and_, or_
 from typing import Final, NamedTuple, Self
@@ -415,31 +415,19 @@ def _flaw(column: Column, kind: DataType) -> Column:
     return sf.coalesce(flaw, sf.lit(False))
 
 
-def reason(
-    message: bytes,
-    row: dict[str, object] | None,
-    contract: Contract,
-    lines: TextLines | None = None,
-) -> str:
+def reason(message: bytes, made: Collection[str] | None, contract: Contract) -> str:
     """
     Return why ``message`` does not fit, without its content.
 
     Args:
         message: The message.
-        row: What Spark parsed from it; None: Spark did not parse it.
+        made: Names of the columns that Spark parsed from it; None: it parsed nothing.
         contract: The contract that it does not fit.
-        lines: The lines of text that rows were to become, if any.
 
     """
-    names = contract.schema.names
-    if lines is not None:
-        column = lines.column
-        value = message if column is None else (row or {}).get(column)
-        if split := lines.flaw(value):
-            return split
     return invalid.reason(
         message,
-        names if row is None else [n for n in names if row.get(n) is not None],
+        contract.schema.names if made is None else made,
         [
             invalid.WantedColumn(
                 field.name, field.nullable, field.dataType.simpleString()
@@ -531,19 +519,22 @@ async def unfit_of(
     at_once: int,
 ) -> AsyncIterator[Unfit]:
     """Yield unfit judged messages in order, collecting ``at_once`` at a time."""
+    contract = contract or Contract(StructType())
     found = messages.where("unfit")
     if "row" not in found.columns:
         found = found.withColumn("row", sf.lit(None))
     partition, place = sf.col("partition"), sf.col("place")
+    columns = [partition, place, sf.col("raw"), _made(contract), _line(lines)]
     part = found
     while True:
-        top = part.select("partition", "place", "raw", "row")
-        top = top.orderBy("partition", "place").limit(at_once)
+        top = part.select(*columns).orderBy("partition", "place").limit(at_once)
         rows = await run_job(messages.sparkSession, top.collect)
         for row in rows:
-            made = None if row["row"] is None else row["row"].asDict()
             message = bytes(row["raw"])
-            why = reason(message, made, contract or Contract(StructType()), lines)
+            why = reason(message, row["made"], contract)
+            if lines is not None:
+                line = message if lines.column is None else row["line"]
+                why = lines.flaw(line) or why
             yield Unfit(row["partition"], row["place"], message, why)
         if len(rows) < at_once:
             return
@@ -552,3 +543,25 @@ async def unfit_of(
             (partition > last["partition"])
             | ((partition == last["partition"]) & (place > last["place"]))
         )
+
+
+def _made(contract: Contract) -> Column:
+    """
+    Return the names of the columns that have a value; null if nothing was parsed.
+
+    Not the values: PySpark fails on a date or a time that Python can't represent.
+    """
+    row = sf.col("row")
+    filled = [
+        sf.when(row.getField(name).isNotNull(), sf.lit(name))
+        for name in contract.schema.names
+    ]
+    return sf.when(row.isNotNull(), sf.array_compact(sf.array(*filled))).alias("made")
+
+
+def _line(lines: TextLines | None) -> Column:
+    """Return the column that becomes a line of text; null if there is none."""
+    line = sf.lit(None)
+    if lines is not None and lines.column is not None:
+        line = sf.col("row").getField(lines.column).cast("string")
+    return line.alias("line")

@@ -646,6 +646,47 @@ async def test_what_does_not_fit_is_dead_lettered(
     letters.close()
 
 
+async def test_time_that_python_lacks_is_dead_lettered(
+    spark: SparkSession, out: Path, tmp_path: Path
+) -> None:
+    """Spark has more years; a message with one may be unfit, or fit (issue 23)."""
+    letters, policy = kept(tmp_path, 9)
+    sink = DataFrameSink(
+        spark,
+        Destination(str(out)),
+        schema="id long, d date null, t timestamp null, l array<timestamp_ntz> null",
+        on_error=policy,
+        dead_letters=letters,
+    )
+    values = [
+        b'"d":"+12000-01-01"',
+        b'"d":"0000-06-01"',
+        b'"t":"0001-01-01T00:00:00Z"',
+        b'"t":"9999-12-31T23:59:59-12:00"',
+        b'"l":["-0044-03-15T00:00:00"]',
+    ]
+    bad = [b'{"id":"x",%b}' % value for value in values]
+    good = [b'{"id":%d,%b}' % (n, value) for n, value in enumerate(values)]
+    spark.conf.set("spark.sql.session.timeZone", "America/New_York")
+    try:
+        await load(sink, [*bad, *good])
+    finally:
+        spark.conf.unset("spark.sql.session.timeZone")
+    wrong = "field 'id' is a string that is not of type bigint"
+    found = [(x.message, x.error.rpartition(": ")[2]) for x in letters.letters()]
+    assert found == [(message, wrong) for message in bad]
+    rows = spark.read.parquet(str(out)).orderBy("id")
+    texts = rows.selectExpr("id", "string(d) d", "unix_seconds(t) t", "string(l) l")
+    assert [tuple(row) for row in texts.collect()] == [
+        (0, "+12000-01-01", None, None),
+        (1, "0000-06-01", None, None),
+        (2, None, -62135596800, None),
+        (3, None, 253402343999, None),
+        (4, None, None, "[-0044-03-15 00:00:00]"),
+    ]
+    letters.close()
+
+
 @pytest.mark.any_client
 async def test_text_that_is_none_is_dead_lettered(
     spark: SparkSession, out: Path, tmp_path: Path
