@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+from etlstage.errors import LocalProtocolError
 from etlstage.messages import Run, counted
 from etlstage.protocol.cocaine import CocaineSession, CocaineVersion
 from etlstage.protocol.cocaine.settings import CocaineDialect
@@ -82,7 +83,7 @@ async def accepts_heartbeats_at_any_time(subject: Subject) -> None:
             await worker.send(Alive(), Alive())
             await worker.send(_begun(subject, number, run))
             await worker.send(Alive())
-            await worker.send(Added(number, (), ended=True))
+            await _add(worker, Added(number, (), ended=True))
         await _as_expected(subject, worker, runs, "between heartbeats")
 
 
@@ -142,7 +143,7 @@ async def ends_its_sessions_before_it_terminates(subject: Subject) -> None:
         await worker.send(_begun(subject, 1, run))
         await worker.feed(_terminate(subject, _version_of(worker)))
         try:
-            await worker.send(Added(1, (), ended=True))
+            await _add(worker, Added(1, (), ended=True))
             await worker.replies()
         except WorkerMisbehaved:
             subject.advise(
@@ -221,9 +222,9 @@ async def accepts_sessions_that_overlap(subject: Subject) -> None:
         for number in ids:
             await worker.send(_begun(subject, number, []))
         for number, run in zip(ids, runs, strict=True):
-            await worker.send(Added(number, run))
+            await _add(worker, Added(number, run))
         for number in reversed(ids):
-            await worker.send(Added(number, (), ended=True))
+            await _add(worker, Added(number, (), ended=True))
         await _as_expected(subject, worker, runs, "while other sessions were open")
 
 
@@ -245,7 +246,7 @@ async def answers_while_others_wait(subject: Subject) -> None:
                 worker,
                 "it handles one session at a time: its stage needs concurrency: 1",
             )
-        await worker.send(Added(1, first, ended=True))
+        await _add(worker, Added(1, first, ended=True))
         await _as_expected(
             subject,
             worker,
@@ -383,6 +384,14 @@ def _begun(subject: Subject, number: int, messages: Run) -> Opened:
 
 def _whole(subject: Subject, number: int, messages: Run) -> Opened:
     return Opened(number, messages, each=False)
+
+
+async def _add(worker: WorkerUnderTest, event: Added) -> None:
+    """Send more of a session, unless the worker has ended it, as it may at any time."""
+    try:
+        await worker.send(event)
+    except LocalProtocolError:
+        await worker.reply_to(event.id)
 
 
 async def _as_expected(

@@ -12,7 +12,7 @@ from etlstage.protocol.cocaine import CocaineVersion
 from etlstage.protocol.cocaine.settings import CocaineDialect
 from etlstage.testing import ScriptedWorker
 
-__all__ = ("ADVISED", "PLANTED", "Extracting", "Loading", "Worker")
+__all__ = ("ADVISED", "PLANTED", "Extracting", "Loading", "Refusing", "Worker")
 
 
 class Worker:
@@ -159,6 +159,19 @@ class Extracting(Worker):
         if "offsets" in asked:
             given = [b"20" if asked["offsets"] == "latest" else b"0"]
         await super().answer(number, given)
+
+
+class Refusing(Worker):
+    """Refuses each session as soon as it begins, whatever its event."""
+
+    last = 0
+
+    async def begin(self, number: int, event: bytes) -> None:
+        """Refuse it, once."""
+        # In version 1, a chunk has the same type as an invoke.
+        if number > self.last:
+            self.last = number
+            await self.refuse(number, 200, f"no handler for {event!r}")
 
 
 class _Greets(Worker):

@@ -14,6 +14,7 @@ from tests.testing.check.sessions import (
     PLANTED,
     Extracting,
     Loading,
+    Refusing,
     Worker,
 )
 
@@ -67,6 +68,23 @@ def test_worker_of_another_kind_passes(
     assert said(findings, Verdict.ADVICE) == {}
     assert said(findings, Verdict.NOT_APPLICABLE).items() >= why_not.items()
     assert len(said(findings, Verdict.PASSED)) >= 22
+
+
+@pytest.mark.parametrize("version", [v for v in CocaineVersion if v.words is not None])
+def test_worker_that_refuses_every_session_is_checked_to_the_end(
+    version: CocaineVersion,
+) -> None:
+    """It may end a session before we have ended our half of it (issue 26)."""
+    findings = found(Refusing, dialect=CocaineDialect(protocol=version))
+    assert failures(findings) == {}
+    passed = said(findings, Verdict.PASSED)
+    assert passed.keys() >= {
+        "accepts heartbeats at any time",
+        "accepts sessions that overlap",
+        "answers while others wait",
+        "accepts a session that is cancelled",
+        "ends its sessions before it terminates",
+    }
 
 
 @pytest.mark.parametrize(
