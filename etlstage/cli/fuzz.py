@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -41,7 +42,7 @@ from etlstage.cli.subject import (
     silence,
 )
 from etlstage.config.lookup import stage_from_yaml
-from etlstage.errors import ConfigError
+from etlstage.errors import ConfigError, WorkerStartFailed
 from etlstage.messages import StageKind, counted
 from etlstage.protocol.base import Shape
 from etlstage.stage import ReplyContract, Stage
@@ -244,7 +245,7 @@ def _fuzz(
     )
     kept = Failures(find=stage_from_yaml)
     origin = FailureOrigin(tuple(words), options.stage)
-    with interruptible():
+    with interruptible(), _trying():
         known = _still_fails(out, kept, origin, program)
         seed = secrets.randbelow(10**6) if seed is None else seed
         with _progress() as tell, fuzzer.running():
@@ -273,6 +274,15 @@ def _fuzz(
     out.tell(f"passed: {fuzzer.passed()}")
     out.tell(f"tried {tried} (seed {seed})")
     return 0
+
+
+@contextmanager
+def _trying() -> Iterator[None]:
+    """Turn the failure to start the worker into an error of usage: no bug was found."""
+    try:
+        yield
+    except WorkerStartFailed as error:
+        raise ConfigError(str(error)) from None
 
 
 def _examine(stage: Stage, oracles: Oracles, *, vary_markers: bool) -> None:

@@ -265,7 +265,7 @@ def test_load_worker_is_fuzzed(etlstage: Etlstage, tmp_path: Path) -> None:
         (["--kind", "load", "--json-out"], "--json-out: a load worker has no outputs"),
         (["--model", "f"], "model is 'f', expected module:function"),
         (["--model", "json:nothing"], "model json:nothing: module 'json' has no"),
-        ([], "no such program"),
+        ([], "there is no file"),
     ],
 )
 def test_what_is_wrong_is_reported(
@@ -273,8 +273,26 @@ def test_what_is_wrong_is_reported(
 ) -> None:
     """Wrong options are reported before the worker is started (issue 12)."""
     result = etlstage("fuzz", *options, "--", "./no-such-worker")
-    assert result.returncode == (2 if options else 1)
-    assert options == [] or said in result.stderr
+    assert result.returncode == 2
+    assert said in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [
+        ("./nope", "there is no file {folder}/nope; check the command"),
+        ("./upper.py", "{folder}/upper.py is not executable; run: chmod +x"),
+    ],
+)
+def test_worker_that_can_not_be_started(
+    command: str, text: str, etlstage: Etlstage, tmp_path: Path
+) -> None:
+    """It is wrong usage, as exit code 1 means that a bug was found (issue 26)."""
+    (tmp_path / "upper.py").write_text(LINES)
+    result = etlstage("fuzz", "--", command)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("etlstage: error: stage worker: can't start")
+    assert text.format(folder=tmp_path) in result.stderr
 
 
 SESSIONS = """\
