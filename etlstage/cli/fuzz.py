@@ -49,7 +49,7 @@ from etlstage.stage import ReplyContract, Stage
 from etlstage.stage.contract import Checker
 from etlstage.testing.check.suite import examine_sample
 from etlstage.testing.fuzzing.failures import Failure, FailureOrigin, Failures
-from etlstage.testing.fuzzing.oracle import CaseFailed, Oracles, model_of, named
+from etlstage.testing.fuzzing.oracle import CaseFailed, Oracles, model_of
 from etlstage.testing.fuzzing.steps import has_sessions
 
 if TYPE_CHECKING:
@@ -99,7 +99,9 @@ class DrawnInput(NamedTuple):
         if self.json_schema is not None:
             return partial(drawn.schema_messages, self._schema)
         if self.strategy:
-            return partial(drawn.sendable_of, named(self.strategy, "strategy"))
+            from etlstage.testing.fuzzing.strategy import NamedStrategy
+
+            return NamedStrategy(self.strategy)
         if sample:
             like = drawn.json_messages_like if self.json_in else drawn.messages_like
             return partial(like, sample)

@@ -236,6 +236,37 @@ def test_input_that_can_not_be_drawn(
     assert text in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("written", "text"),
+    [
+        ("3", " is of type int, expected a Hypothesis strategy of bytes\n"),
+        (
+            "lambda: st.binary()",
+            (
+                " is of type function, expected a Hypothesis strategy of bytes; name"
+                " the result of a call, as in messages = orders()\n"
+            ),
+        ),
+        ("st.text()", " draws str, expected bytes; add .map(str.encode)\n"),
+        ("st.binary() | st.integers()", " draws int, expected bytes\n"),
+        ("st.nothing()", " draws nothing, expected bytes\n"),
+        ("st.integers(5, 1)", ": Cannot have max_value=1 < min_value=5\n"),
+    ],
+)
+def test_strategy_that_draws_no_messages(
+    etlstage: Etlstage, tmp_path: Path, written: str, text: str
+) -> None:
+    """It is named, with what was found and what is expected (issue 26)."""
+    (tmp_path / "mine.py").write_text(
+        f"from hypothesis import strategies as st\norders = {written}\n"
+    )
+    (tmp_path / "worker.py").write_text(LINES)
+    fuzz = ("fuzz", "--seed", "1", "--strategy", "mine:orders")
+    result = etlstage(*fuzz, "--", sys.executable, "-S", "worker.py")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == f"etlstage: error: strategy mine:orders{text}"
+
+
 def test_load_worker_is_fuzzed(etlstage: Etlstage, tmp_path: Path) -> None:
     """It has no outputs, so its model only accepts or refuses messages (issue 12)."""
     (tmp_path / "worker.py").write_text(LINES.replace("line.upper()", 'b""'))
