@@ -227,6 +227,7 @@ def _fuzz(
         raise ConfigError("fuzz needs Hypothesis: pip install 'etlstage[testing]'")
     # Not needed for help, and it takes as long to import as everything else.
     from etlstage.testing.fuzzing.fuzz import Budget
+    from etlstage.testing.fuzzing.strategy import NamedStrategy
 
     oracles = Oracles(one_output, json_out, idempotent, order_free, stateless, model)
     options = Options(kind, batch, markers=markers, stage=stage, dialect=dialect)
@@ -236,12 +237,16 @@ def _fuzz(
     out = Screen()
     program = program_of(words, options)
     _examine(program.stage, oracles, vary_markers=vary_markers)
+    messages = lines_of(sample) if sample is not None else ()
+    like = drawn.strategy_like(messages)
     fuzzer = _fuzzer(
         program.stage,
         options,
-        drawn,
+        like,
         oracles,
-        sample=lines_of(sample) if sample is not None else (),
+        as_json=json_in,
+        sample=messages,
+        valid=drawn.valid,
         vary_markers=vary_markers,
         timeout=timeout,
     )
@@ -264,6 +269,14 @@ def _fuzz(
         if not one.steady:
             out.tell(
                 "it did not fail every time: the worker may depend on chance, or time"
+            )
+    if isinstance(like, NamedStrategy):
+        if not (found or known):
+            like.check()
+        if like.left_out:
+            out.tell(
+                f"left out {like.left_out:,} of {counted(like.drawn, 'message')} drawn,"
+                " which contain a marker"
             )
     if found:
         bugs = f"{counted(len(found), 'bug')} " if len(found) > 1 else ""
@@ -313,10 +326,12 @@ def _examine(stage: Stage, oracles: Oracles, *, vary_markers: bool) -> None:
 def _fuzzer(
     stage: Stage,
     options: Options,
-    wanted: DrawnInput,
+    drawn: Callable[..., st.SearchStrategy[bytes]],
     oracles: Oracles,
     *,
+    as_json: bool,
     sample: Sequence[bytes],
+    valid: Callable[[bytes], bool] | None,
     vary_markers: bool,
     timeout: float,
 ) -> Fuzzer:
@@ -324,14 +339,13 @@ def _fuzzer(
     from etlstage.testing.fuzzing import fuzz
 
     examine_sample(stage, sample)
-    for number, message in enumerate(sample if wanted.json_in else (), 1):
+    for number, message in enumerate(sample if as_json else (), 1):
         try:
             json.loads(message)
         except ValueError as error:
             raise ConfigError(
                 f"message {number} of the sample is not a JSON document: {error}"
             ) from None
-    drawn, as_json = wanted.strategy_like(sample), wanted.json_in
     _, _, written = (options.batch or "").partition(":")
     full = stage.batch.size if written or options.stage else _SIZE
     dialect, size = stage.dialect, full if written else min(full, _SIZE)
@@ -361,7 +375,7 @@ def _fuzzer(
             if drawn in usual and not commits
             else ()
         ),
-        valid=wanted.valid,
+        valid=valid,
         timeout=timeout,
     )
 

@@ -267,6 +267,56 @@ def test_strategy_that_draws_no_messages(
     assert result.stderr == f"etlstage: error: strategy mine:orders{text}"
 
 
+def test_messages_with_a_marker_are_left_out(
+    etlstage: Etlstage, tmp_path: Path
+) -> None:
+    """Fuzzing passes only if some were sent; how many were not is shown (issue 26)."""
+    (tmp_path / "mine.py").write_text(
+        "from hypothesis import strategies as st\n"
+        "none = st.just(b'a\\nb')\n"
+        "some = st.sampled_from([b'a\\nb', b'b'])\n"
+    )
+    (tmp_path / "worker.py").write_text(LINES)
+    fuzz = ("fuzz", "--seed", "1", "--max-examples", "20", "--strategy")
+    worker = ("--", sys.executable, "-S", "worker.py")
+
+    none = etlstage(*fuzz, "mine:none", *worker)
+    assert (none.returncode, none.stdout) == (2, "")
+    assert none.stderr == (
+        "etlstage: error: strategy mine:none: each message that it draws contains a"
+        " marker, expected some that can be sent; change the strategy or the markers\n"
+    )
+
+    some = etlstage(*fuzz, "mine:some", *worker)
+    assert (some.returncode, some.stderr) == (0, "")
+    counts = re.search(
+        r"^left out (\d+) of (\d+) messages drawn, which contain a marker$",
+        some.stdout,
+        re.MULTILINE,
+    )
+    assert counts is not None
+    assert 0 < int(counts[1]) < int(counts[2])
+
+
+def test_strategy_of_a_dialect_without_markers(
+    etlstage: Etlstage, tmp_path: Path
+) -> None:
+    """Each message may be sent in it (issue 26)."""
+    (tmp_path / "mine.py").write_text(
+        "from hypothesis import strategies as st\nlines = st.just(b'a\\nb')\n"
+    )
+    (tmp_path / "worker.py").write_text(SESSIONS.format(more=""))
+    result = etlstage(
+        *("fuzz", "--dialect", "cocaine:event=shout", "--seed", "1"),
+        *("--max-examples", "10", "--strategy", "mine:lines"),
+        *("--", sys.executable, "-S", "worker.py"),
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+    tried = re.search(r"^tried 10 cases, (\d+) messages", result.stdout, re.MULTILINE)
+    assert tried is not None
+    assert int(tried[1]) > 0
+
+
 def test_load_worker_is_fuzzed(etlstage: Etlstage, tmp_path: Path) -> None:
     """It has no outputs, so its model only accepts or refuses messages (issue 12)."""
     (tmp_path / "worker.py").write_text(LINES.replace("line.upper()", 'b""'))
