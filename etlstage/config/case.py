@@ -44,7 +44,7 @@ class MessageText(NamedTuple):
                 found: object = json.loads(message)
             except ValueError:
                 return False
-            return bool(found == json.loads(self.text))
+            return _equal(found, json.loads(self.text))
         if self.form == "regex":
             text = message.decode(errors="replace")
             return re.fullmatch(self.text, text, re.DOTALL) is not None
@@ -52,6 +52,16 @@ class MessageText(NamedTuple):
 
     def __str__(self) -> str:
         return self.text if self.form == "text" else f"{self.form} {self.text}"
+
+
+def _equal(one: object, other: object) -> bool:
+    """Return whether two JSON values are equal; to Python, true equals 1."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        same = one.keys() == other.keys()
+        return same and all(_equal(one[key], other[key]) for key in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    return isinstance(one, bool) is isinstance(other, bool) and one == other
 
 
 class _Message(Kind):

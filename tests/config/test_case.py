@@ -38,6 +38,24 @@ def test_what_a_message_is_to_be(
     assert wanted.matches(message) is same
 
 
+@pytest.mark.parametrize(
+    ("wanted", "message", "same"),
+    [
+        ("true", b"1", False),
+        ("0", b"false", False),
+        ('{"a": true}', b'{"a": 1}', False),
+        ('{"a": [{"b": 0.0}]}', b'{"a": [{"b": false}]}', False),
+        ('{"a": [true, 1]}', b'{"a": [true, 1.0]}', True),
+        ("[1, 2]", b"[1, 2, 3]", False),
+        ('{"a": 1}', b'{"b": 1}', False),
+        ("null", b"false", False),
+    ],
+)
+def test_true_is_not_one(wanted: str, message: bytes, *, same: bool) -> None:
+    """Booleans differ from numbers at any depth, and 1 is 1.0 (issue 26)."""
+    assert MessageText("json", wanted).matches(message) is same
+
+
 def test_tests_in_the_file_and_beside_it(tmp_path: Path) -> None:
     """Each test knows its file, line and column."""
     path = tmp_path / "p.yaml"
