@@ -212,9 +212,9 @@ def _dead(found: Letters) -> Iterator[tuple[str, str]]:
 
 
 def _load(last: Mapping[str, object]) -> str:
-    epochs = counted(int(str(last.get("epoch", 0))), "epoch")
     source, sink = last.get("input") or "its input", last.get("output") or "its output"
-    return f"{last.get('load')}: {epochs} from {source} into {sink}"
+    epoch = int(str(last.get("epoch", 0)))
+    return f"{last.get('load')}: from {source} into {sink}, up to epoch {epoch:,}"
 
 
 def _goes_on(record: CommitRecord) -> str:
