@@ -26,6 +26,7 @@ from etlstage.cli.progress import exit_code, show_report, watch
 from etlstage.cli.screen import Screen
 from etlstage.cli.signals import Signals
 from etlstage.cli.subject import Options, program_of
+from etlstage.errors import ConfigError, StateUnusable, os_reason
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.descriptor import DescriptorSink, DescriptorSource
 from etlstage.pipeline.pipeline import Pipeline
@@ -108,7 +109,7 @@ def _pipe(
         stage = replace(program.stage, name="worker")
         letters = None
         if dead_letters is not None:
-            letters = DeadLetters(dead_letters, pipeline="pipe")
+            letters = _letters(dead_letters)
         err = Screen(stderr=True)
         configure(err, verbosity)
         separator = b"\0" if null else b"\n"
@@ -129,6 +130,19 @@ def _pipe(
         if not quiet:
             show_report(report, err)
         return exit_code(report, debug=debug)
+
+
+def _letters(folder: Path) -> DeadLetters:
+    letters = DeadLetters(folder, pipeline="pipe")
+    try:
+        letters.check()
+    except StateUnusable as error:
+        cause = error.__cause__
+        assert isinstance(cause, OSError)
+        raise ConfigError(
+            f"--dead-letters: can't use {folder}: {os_reason(cause)}; name another folder"
+        ) from None
+    return letters
 
 
 def _opened(file: Path, stack: ExitStack) -> int:

@@ -145,6 +145,17 @@ def test_dead_letters_are_kept_where_asked(
     assert letter["stage"] == "worker"
 
 
+def test_dead_letters_can_not_be_kept_in_a_file(filtered: Filter) -> None:
+    """It is wrong usage of the option, and no message is read (issue 26)."""
+    (filtered.folder / "dead").touch()
+    status, out, err = filtered(b"a\n", "--dead-letters", "dead")
+    assert (status, out) == (2, b"")
+    assert err == (
+        "etlstage: error: --dead-letters: can't use dead: not a directory; name another"
+        " folder\n"
+    )
+
+
 def test_killed_workers_lose_nothing(filtered: Filter) -> None:
     """Each message is written once, in order, though workers die twenty times."""
     lines = b"".join(b"%d\n" % number for number in range(1000))
