@@ -13,7 +13,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self, TypeVar
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self, TypeVar
 import anyio
 import anyio.to_thread
 
+from etlstage.errors import ConfigError, guess
 from etlstage.journal.errors import JournalDamaged, JournalError, ReaderBusy
 from etlstage.journal.log import ByteLog, Group
 from etlstage.journal.run import RunFraming
@@ -214,6 +215,22 @@ def _stored(checkpoint: Checkpoint, now: float, load: str) -> bytes:
     return json.dumps({**value, "load": load} if load else value).encode()
 
 
+def _checked(start: Start, names: Sequence[str]) -> Start:
+    """Return where a reader begins, if it is a place in these journals."""
+    if isinstance(start, Mapping):
+        for name in start:
+            if name not in names:
+                raise ConfigError(
+                    f"start: there is no journal {name!r}{guess(name, names)}"
+                )
+    elif start not in ("beginning", "end") and not isinstance(start, int | float):
+        raise ConfigError(
+            f"start is {start!r}, expected 'beginning', 'end', a time in seconds since"
+            " 1970, or offsets by journal"
+        )
+    return start
+
+
 class CommittedReader:
     """
     Iterates over the committed messages of a set, each once, without acknowledgements.
@@ -247,6 +264,7 @@ class CommittedReader:
         frames: Number of frames read, including those that are not committed.
 
     Raises:
+        ConfigError: If ``start`` is no place where a reader can begin.
         ReaderBusy: If another reader is using the name.
 
     """
@@ -274,7 +292,7 @@ class CommittedReader:
         self._journals = journals
         self._storage = journals.storage
         self._follow = follow
-        self._start = start
+        self._start = _checked(start, [spec.name for spec in journals.select()])
         self._new_message = new_message or journals.new_message
         self._horizon = horizon
         self._commit_every = commit_every

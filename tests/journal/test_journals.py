@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
@@ -225,6 +226,25 @@ def test_where_a_reader_begins(start: Any, found: list[int]) -> None:  # noqa: A
         time.now += SECOND
     assert numbers(journals.read_committed("r", start=start)) == found
     assert numbers(journals.read_committed("r")) == []
+
+
+@pytest.mark.parametrize(
+    ("start", "error"),
+    [
+        ("2026-01-01", "start is '2026-01-01', expected 'beginning', 'end', a time in"),
+        (
+            {"orders/part-001": 3},
+            "start: there is no journal 'orders/part-001' (did you",
+        ),
+    ],
+)
+def test_place_where_no_reader_begins(start: Any, error: str) -> None:  # noqa: ANN401
+    """It is not the beginning (issue 24)."""
+    journals = memory()
+    for name in (None, "r"):
+        with pytest.raises(ConfigError, match=re.escape(error)):
+            journals.read_committed(name, start=start)
+    assert not list(journals.readers())
 
 
 def test_reader_begins_at_an_offset_within_a_group() -> None:
