@@ -58,6 +58,10 @@ COMMANDS: Final = {
 MODULES: Final = {"try": "try_"}
 
 
+class _Interrupted(Exception):
+    """A command was interrupted by the user."""
+
+
 class _Group(TyperGroup):
     """Lists commands in groups; each is imported when it is called."""
 
@@ -76,6 +80,13 @@ class _Group(TyperGroup):
             command.help = command.help or self.commands[name].help
             self.commands[name] = command
         return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            # Typer would exit at once, with its own code and no message.
+            raise _Interrupted from error
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401
         wide = max(map(len, self.commands))
@@ -114,7 +125,7 @@ def run_command() -> int:
         return int(app(standalone_mode=False, prog_name="etlstage") or 0)
     except ReaderGone:
         return 0
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, _Interrupted):
         from etlstage.cli.failure import complain
 
         complain("interrupted")

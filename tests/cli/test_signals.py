@@ -17,6 +17,7 @@ import pytest
 from etlstage.cli.signals import Signals, deafen, interruptible, quit_at_once
 from etlstage.pipeline.report import KeptLetters
 from tests.cli.forked import environment
+from tests.cli.test_kills import wait_until
 from tests.patience import HANG
 
 pytestmark = pytest.mark.process
@@ -71,6 +72,31 @@ def test_interrupted_while_modules_are_imported(
     with stuck_in("typer", tmp_path, "run", "x.yaml", words=words) as process:
         process.send_signal(number)
         assert process.communicate(timeout=HANG)[1] == "etlstage: error: interrupted\n"
+    assert process.returncode == 5
+
+
+@pytest.mark.parametrize("command", ["check", "fuzz", "try"])
+def test_interrupted_command_reports_it(tmp_path: Path, command: str) -> None:
+    """Whatever the parser of the command line makes of it (issue 26)."""
+    hangs = "import pathlib, time; pathlib.Path('started').touch(); time.sleep(600)"
+    words = ["-m", "etlstage", command, "--", sys.executable, "-c", hangs]
+    with subprocess.Popen(
+        [sys.executable, *words],
+        cwd=tmp_path,
+        env=environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            wait_until((tmp_path / "started").exists)
+            process.send_signal(signal.SIGINT)
+            assert process.stderr is not None
+            last = process.stderr.read().splitlines()[-1]
+            assert last == "etlstage: error: interrupted"
+        finally:
+            process.kill()
     assert process.returncode == 5
 
 
