@@ -14,8 +14,10 @@ which may outlive the run. So the fence is checked here, and the record is store
 
 from __future__ import annotations
 
+import gc
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
@@ -33,6 +35,7 @@ from etlstage.pipeline.interfaces import Epochs
 from etlstage.pipeline.ledger import Account, Ledger
 from etlstage.spark.engine.stage_job import StageJob
 from etlstage.spark.engine.staging import staging_for
+from etlstage.spark.session.job import over_connect
 from etlstage.spark.sink import SparkSink
 from etlstage.spark.task.chain import Chain
 
@@ -46,6 +49,23 @@ STOPPED: Final = "etlstage starts no further batch"
 _STOP: Final = "stop"
 _STOP_NOW: Final = "stop-now"
 _LOOK: Final = 0.2  # seconds between two looks whether to stop now
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """
+    Collect no garbage within a block, but once at its end.
+
+    Where PySpark's handle of a batch is collected, it calls the server. A collection may
+    begin within another call, such as while gRPC holds a lock and starts a thread: then
+    both would wait for ever.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.collect()
+        gc.enable()
 
 
 class BatchFailure(NamedTuple):
@@ -95,7 +115,8 @@ class Batches:
         """Process a batch; blocks."""
         if (self._state / _STOP).exists():
             raise RuntimeError(STOPPED)
-        anyio.run(self._process_unless_stopped, messages, number)
+        with _uncollected() if over_connect(messages.sparkSession) else nullcontext():
+            anyio.run(self._process_unless_stopped, messages, number)
 
     def failure(self) -> BatchFailure | None:
         """Return the failure that has ended this run, if a batch has failed."""

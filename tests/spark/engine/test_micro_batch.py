@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -198,3 +200,37 @@ def test_batch_that_is_called_off_has_no_record(state: Path) -> None:
     with pytest.raises(RuntimeError, match=STOPPED):
         there(FRAME, 0)
     assert CommitRecord.latest(state).epoch == 0
+
+
+@pytest.mark.parametrize("connect", [True, False])
+def test_garbage_of_a_batch_is_collected_at_its_end(
+    state: Path, *, connect: bool
+) -> None:
+    """
+    Over Connect; what is collected within a call may call the server (issue 23).
+
+    gRPC holds a lock while it starts a thread, and a collection in that thread waits
+    for the lock for ever.
+    """
+
+    class Handle:
+        """Refers to itself, as a data frame that a traceback refers to does."""
+
+        def __init__(self) -> None:
+            self.it = self
+
+    def before() -> None:
+        enabled.append(gc.isenabled())
+        handles.append(weakref.ref(Handle()))
+
+    module = "pyspark.sql.connect.session" if connect else "pyspark.sql.session"
+    session = type("AnySession", (), {"__module__": module})()
+    enabled, handles = list[bool](), list[weakref.ref[Handle]]()
+    there = batches(state, 1)
+    there.before = before
+    frame: Any = SimpleNamespace(sparkSession=session)
+    there(frame, 0)
+    assert enabled == [not connect]
+    assert gc.isenabled()
+    if connect:
+        assert handles[0]() is None
