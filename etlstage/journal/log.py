@@ -170,7 +170,7 @@ class JournalLog:
         last = begin = segments[-1]
         try:
             # The heads are enough for all groups but the last.
-            for group in self._whole(last, last, True, last, 1 << 64):
+            for group in self._whole(last, last, None, last, 1 << 64):
                 begin = group.begin
         except JournalDamaged:
             return self.reach()

@@ -132,6 +132,7 @@ def test_torn_tail_is_cut_by_the_next_writer(storage: Storage, left: int) -> Non
     path = "part-000/" + "0" * 20 + ".log"
     storage.truncate(path, 37 + left - 1)
     assert data(log(storage)) == [b"whole"]
+    assert log(storage).end() == 32 + 5
     assert storage.size(path) == 37 + left - 1
     assert log(storage).append(1, b"next") == (37 + HEAD, 37 + HEAD + 4)
     assert data(log(storage)) == [b"whole", b"next"]
