@@ -24,9 +24,9 @@ import pyarrow.compute as pc
 
 from etlstage.columns import Epoch, array_of, one_of
 from etlstage.errors import os_reason
+from etlstage.files.csv_format import separator
 from etlstage.files.find import folder_name
 from etlstage.files.fit import Fitting
-from etlstage.files.formats import separator
 from etlstage.files.text import cell_texts, objects
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.delivery.place import EpochFiles

@@ -20,9 +20,10 @@ from etlstage.columns import Column, array_of
 from etlstage.errors import EtlstageError, SourceFailed, guess, os_reason
 from etlstage.files.find import InputFile, digest_of, find, partition_types
 from etlstage.files.fit import arrow_type
-from etlstage.files.formats import FORMATS, Format, is_text
+from etlstage.files.format import Format
+from etlstage.files.formats import FORMATS
 from etlstage.files.lines import Unreadable
-from etlstage.files.text import objects
+from etlstage.files.text import is_text, objects
 from etlstage.messages import AnnotatedRun, Position, Run, plain
 from etlstage.pipeline.interfaces import Epochs, Source
 from etlstage.settings.ddl import DeclaredColumn, Type, columns_of

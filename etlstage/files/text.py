@@ -22,7 +22,7 @@ from pyarrow import types as pt
 
 from etlstage.columns import array_of, one_of
 
-__all__ = ("cell_texts", "objects", "plain_text")
+__all__ = ("cell_texts", "is_text", "objects", "plain_text")
 
 _ESCAPED: Final = re.compile(r'["\\\x00-\x1f]')
 _SHORT: Final = {"\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
@@ -108,6 +108,16 @@ def plain_text(value: object, kind: pa.DataType) -> str | None:
     if value is None or isinstance(value, str):
         return value
     return _text(value, kind, _Style()).strip('"')
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Return whether values of a type are strings or bytes."""
+    return bool(
+        pt.is_string(kind)
+        or pt.is_binary(kind)
+        or pt.is_large_string(kind)
+        or pt.is_large_binary(kind)
+    )
 
 
 def _whole(column: pa.Array | pa.ChunkedArray) -> pa.Array:

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etlstage.errors import SourceFailed
-from etlstage.files import formats, lines
+from etlstage.files import lines, parquet_format
+from etlstage.files.csv_format import CsvFormat
 from etlstage.files.source import FileSource
 from etlstage.messages import AnnotatedRun, Position, Run
 
@@ -80,7 +81,7 @@ async def test_reading_goes_on_behind_any_position(
 ) -> None:
     """Wherever a run was cut, in a packed file, too (issue 23)."""
     monkeypatch.setattr(lines, "_CHUNK", 60)
-    monkeypatch.setattr(formats, "_ROWS", 7)
+    monkeypatch.setattr(parquet_format, "_ROWS", 7)
     for name in ("a", "b", "c"):
         numbers = [f"{name}{n}" for n in range(25)]
         if kind == "parquet":
@@ -554,5 +555,5 @@ async def test_cells_are_read_alike_at_once_and_by_line(
     assert await messages_of(wanted) == [b"z"] * len(rows)
     patched = pytest.MonkeyPatch()
     with patched.context() as patch:
-        patch.setattr(formats._Csv, "_at_once", lambda *_: None)
+        patch.setattr(CsvFormat, "_at_once", lambda *_: None)
         assert await messages_of(source) == cut

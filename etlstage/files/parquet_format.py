@@ -1,0 +1,124 @@
+"""Read Parquet; a value that a declared type does not have exactly is an error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import pyarrow as pa
+from pyarrow import types as pt
+
+from etlstage.files.find import InputFile
+from etlstage.files.fit import arrow_type
+from etlstage.files.format import Chunk, Format
+from etlstage.files.lines import Unreadable
+from etlstage.files.text import is_text
+
+__all__ = ("ParquetFormat",)
+
+_ROWS: Final = 8192  # per batch of Parquet
+
+
+class ParquetFormat(Format):
+    """Rows in batches; without a schema the columns are those of the first file."""
+
+    def _prepare(self) -> None:
+        self._schema = pa.schema([])
+        if self._columns is not None:
+            fields = [
+                (column.name, arrow_type(column.type)) for column in self._columns
+            ]
+            self._schema = pa.schema(fields)
+        elif self._files:
+            with self._opened(self._files[0]) as found:
+                fields = [
+                    (field.name, _instant(field.type) if old else field.type)
+                    for field, old in zip(found.schema_arrow, _olds(found), strict=True)
+                ]
+            self._schema = pa.schema(fields)
+
+    def _opened(self, file: InputFile) -> Any:  # noqa: ANN401 - Arrow is not typed
+        from pyarrow import parquet as reading
+
+        try:
+            found = reading.ParquetFile(file.path, coerce_int96_timestamp_unit="us")
+        except pa.ArrowException as error:
+            raise Unreadable(
+                f"{file.path} is not Parquet: if it is another format, set format to text,"
+                f" csv, json or ndjson ({error})"
+            ) from error
+        names = found.schema_arrow.names
+        twice = {name for name in names if names.count(name) > 1}
+        if twice:
+            found.close()
+            raise Unreadable(
+                f"{file.path}: column {min(twice)!r} appears twice, but JSON can have it"
+                " only once: give the columns different names"
+            )
+        return found
+
+    def chunks(self, file: InputFile, start: int) -> Iterator[Chunk]:
+        """Yield the rows after a number of rows; blocks."""
+        with self._opened(file) as found:
+            old = dict(zip(found.schema_arrow.names, _olds(found), strict=True))
+            end = 0
+            for group in range(found.num_row_groups):
+                rows = found.metadata.row_group(group).num_rows
+                if end + rows <= start:
+                    end += rows
+                    continue
+                for batch in found.iter_batches(_ROWS, row_groups=[group]):
+                    skipped, end = max(0, start - end), end + len(batch)
+                    if skipped < len(batch):
+                        table = pa.Table.from_batches([batch.slice(skipped)])
+                        yield Chunk(self._fitted(table, old, file), end)
+
+    def _fitted(
+        self, table: pa.Table, old: Mapping[str, bool], file: InputFile
+    ) -> pa.Table:
+        columns = []
+        for field in self._schema:
+            if field.name not in table.column_names:
+                columns.append(pa.nulls(table.num_rows, field.type))
+                continue
+            column = table[field.name]
+            if old[field.name]:
+                column = column.cast(_instant(column.type))
+            try:
+                columns.append(_cast(column, field.type))
+            except (pa.ArrowException, ValueError) as error:
+                raise Unreadable(
+                    f"{file.path}: column {field.name!r} is {column.type}, expected"
+                    f" {field.type}: {error}"
+                ) from None
+        return pa.table(columns, self._schema)
+
+
+def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    """Return values of another type; raises ValueError if one would be changed."""
+    both = pt.is_timestamp(kind) and pt.is_timestamp(column.type)
+    if both and (column.type.tz is None) != (kind.tz is None):
+        raise ValueError(
+            "only one of the two has a zone: declare timestamp_ntz for times without a"
+            " zone, timestamp for others"
+        )
+    made = column.cast(kind)
+    # A text may be written in several ways; other values must be the same again.
+    if column.type == kind or is_text(column.type) or is_text(kind):
+        return made
+    again = made.cast(column.type)
+    # As Python's values, for these may be nested, and NaN may be among them.
+    if not again.equals(column) and repr(again.to_pylist()) != repr(column.to_pylist()):
+        raise ValueError("a value would be changed")
+    return made
+
+
+def _olds(found: Any) -> list[bool]:  # noqa: ANN401 - Arrow is not typed
+    """Return which columns are INT96, the 12-byte instants that Spark writes."""
+    paths = (found.schema.column(n) for n in range(len(found.schema)))
+    old = {column.path for column in paths if column.physical_type == "INT96"}
+    return [name in old for name in found.schema_arrow.names]
+
+
+def _instant(kind: pa.DataType) -> pa.DataType:
+    return pa.timestamp("us", "UTC") if pt.is_timestamp(kind) else kind
