@@ -436,8 +436,8 @@ class JournalLog:
         Iterate over the groups of a segment, from the one that begins at ``start``.
 
         The segment is complete if another one is ``following``, and ends where that
-        begins. Damage that ends at or before the offset ``passed`` is skipped. Of large groups
-        that end at or before the offset ``wanted`` only the head is read.
+        begins. Damage that ends at or before the offset ``passed`` is skipped. Of large
+        groups that end at or before the offset ``wanted`` only the head is read.
         """
         path, at = self._path(segment), start
         read = self._storage.read

@@ -280,15 +280,20 @@ def test_drop_and_export(etlstage: Etlstage, tmp_path: Path) -> None:
     assert listed(etlstage) == []
 
 
-def test_damaged_input_is_left_out(
-    pipeline: Path, etlstage: Etlstage, tmp_path: Path
-) -> None:
-    """No stage could process it: it is not a message (issue 24)."""
-    with Journals.open(tmp_path / "in") as journals:
+def damaged_journals(path: Path) -> None:
+    """Make a set of journals: damage, and a message behind it."""
+    with Journals.open(path) as journals:
         (spec,) = journals.partitions()
         journals.append(spec.name, b"no json\n")
         target = spec.name, spec.content_type
         Publisher(journals, mapping=lambda _: target).publish_committed({"n": 1})
+
+
+def test_damaged_input_is_left_out(
+    pipeline: Path, etlstage: Etlstage, tmp_path: Path
+) -> None:
+    """No stage could process it: it is not a message (issue 24)."""
+    damaged_journals(tmp_path / "in")
     worker(tmp_path / "broken.py", BROKEN)
     pipeline.write_text(
         "name: p\nextract: {journal: {path: in, reader: r, on_damage: skip}}\n"
@@ -314,11 +319,7 @@ def test_damaged_input_is_named_while_other_letters_are_retried(
     pipeline: Path, etlstage: Etlstage, tmp_path: Path
 ) -> None:
     """The rest passes, which is success; the damage stays a letter (issue 24)."""
-    with Journals.open(tmp_path / "in") as journals:
-        (spec,) = journals.partitions()
-        journals.append(spec.name, b"no json\n")
-        target = spec.name, spec.content_type
-        Publisher(journals, mapping=lambda _: target).publish_committed({"n": 1})
+    damaged_journals(tmp_path / "in")
     worker(tmp_path / "picky.py", PICKY)
     pipeline.write_text(
         "name: p\nextract: {journal: {path: in, reader: r, on_damage: skip}}\n"
