@@ -11,10 +11,11 @@ import errno
 import json
 import os
 import tempfile
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
@@ -144,8 +145,8 @@ def _run(
             meter = server.meter if server is not None else None
             changes = changes_of(overlays, values)
             pipeline = trial.build(file, changes, meter, stack)
-            place = stack.enter_context(ReportFile(report)) if report else None
-            leaf = stack.enter_context(ReportFile(report_html)) if report_html else None
+            place = ReportFile(report) if report else None
+            leaf = ReportFile(report_html) if report_html else None
             history = History(pipeline.ledger) if leaf else None
             signals.begin()
         except KeyboardInterrupt:
@@ -216,8 +217,7 @@ def _report_nothing(file: Path, *, report: Path | None, html: Path | None) -> No
     }
     try:
         if report is not None:
-            with ReportFile(report) as place:
-                place.write(f"{json.dumps(plain, indent=2)}\n")
+            ReportFile(report).write(f"{json.dumps(plain, indent=2)}\n")
         if html is not None and html.is_file():
             html.unlink()
     except (ConfigError, OSError) as error:
@@ -226,10 +226,9 @@ def _report_nothing(file: Path, *, report: Path | None, html: Path | None) -> No
 
 class ReportFile:
     """
-    Reserves the place for a report from before the run until it is written.
+    A place for a report, of which is known before the run that it can be written.
 
-    The file appears whole or not at all, readable by its owner alone. Whether it can be
-    written is known before the run.
+    The file appears whole or not at all, readable by its owner alone.
 
     Args:
         path: The file.
@@ -248,36 +247,40 @@ class ReportFile:
                 raise ConfigError(_unwritten(path, loop))
             if self._path.exists() and not self._path.is_file():
                 raise ConfigError(f"report {path} is not a regular file")
-            handle, self._part = tempfile.mkstemp(
-                prefix=f".{self._path.name}.", dir=self._path.parent
-            )
-            os.close(handle)
+            with self._part():
+                pass
         except OSError as error:
             raise ConfigError(_unwritten(path, error)) from None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with suppress(OSError):
-            os.unlink(self._part)
-
     def write(self, text: str) -> None:
         """
-        Put a report in its place; may be called once.
+        Put a report in its place.
 
         If by now there is no space or no folder, a warning is printed, and no error is
         raised: the messages are loaded, and after a failure they would be loaded again.
         """
         try:
             # A name that is not UTF-8 must not prevent a report.
-            with open(self._part, "wb") as file:
+            with self._part() as file:
                 file.write(text.encode(errors="backslashreplace"))
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(self._part, self._path)
+                os.replace(file.name, self._path)
         except OSError as error:
             complain(_unwritten(self._path, error), as_="warning")
+
+    @contextmanager
+    def _part(self) -> Iterator[IO[bytes]]:
+        """Open a new file beside the report's, which is removed unless it was moved."""
+        name = self._path.name
+        with tempfile.NamedTemporaryFile(
+            prefix=f".{name}.", dir=self._path.parent, delete=False
+        ) as file:
+            try:
+                yield file
+            finally:
+                with suppress(OSError):
+                    os.unlink(file.name)
 
 
 def _unwritten(path: Path, error: OSError) -> str:

@@ -249,6 +249,19 @@ def test_secrets_are_shown_nowhere(
     assert "${TOKEN}" in "\n".join([told["error"], *told["story"]])
 
 
+def test_no_part_of_a_report_is_there_while_a_run_lasts(
+    etlstage: Etlstage, pipeline: Path, tmp_path: Path
+) -> None:
+    """So a run that is killed leaves none (issue 26)."""
+    (tmp_path / "reports").mkdir()
+    (tmp_path / "upper.py").write_text(
+        f"import os; open('seen.txt', 'w').write(f'{{os.listdir(\"reports\")}}')\n{UPPER}"
+    )
+    assert etlstage("run", pipeline, "--report", "reports/r.json").returncode == 0
+    assert (tmp_path / "seen.txt").read_text() == "[]"
+    assert [path.name for path in (tmp_path / "reports").iterdir()] == ["r.json"]
+
+
 def test_report_on_a_loop_of_links(
     etlstage: Etlstage, pipeline: Path, tmp_path: Path
 ) -> None:
