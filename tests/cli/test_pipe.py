@@ -145,14 +145,15 @@ def test_dead_letters_are_kept_where_asked(
     assert letter["stage"] == "worker"
 
 
-def test_dead_letters_can_not_be_kept_in_a_file(filtered: Filter) -> None:
+@pytest.mark.parametrize("where", ["dead", "dead/letters"])
+def test_dead_letters_can_not_be_kept_in_a_file(filtered: Filter, where: str) -> None:
     """It is wrong usage of the option, and no message is read (issue 26)."""
     (filtered.folder / "dead").touch()
-    status, out, err = filtered(b"a\n", "--dead-letters", "dead")
+    status, out, err = filtered(b"a\n", "--dead-letters", where)
     assert (status, out) == (2, b"")
     assert err == (
-        "etlstage: error: --dead-letters: can't use dead: not a directory; name another"
-        " folder\n"
+        f"etlstage: error: --dead-letters: can't use {where}: not a directory; name"
+        " another folder\n"
     )
 
 

@@ -157,7 +157,8 @@ class DeadLetters:
 
         """
         try:
-            if self._state.exists():
+            with suppress(FileNotFoundError):  # a parent that is a file is not missing
+                self._state.stat()
                 make_ours(self._state)
             if self.folder.exists() or self.folder.is_symlink():
                 make_inside(self.folder)
