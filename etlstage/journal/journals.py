@@ -218,6 +218,8 @@ class Journals:
             "segment": segment,
         }
         _checked(1 if partitions is None else partitions)
+        if isinstance(segment, bool) or not isinstance(segment, int) or segment < 1:
+            raise ConfigError(f"segment is {segment!r}, expected 1 or more bytes")
         if self.broker is not None and self.broker.single and wanted["partitions"] != 1:
             raise ConfigError(
                 f"partitions is {partitions}, but {where} is one journal; end the address"
@@ -611,7 +613,7 @@ class Journals:
 def _checked(partitions: int) -> int:
     """Return a number of partitions that a set can have."""
     if not isinstance(partitions, int) or not 1 <= partitions <= 10_000:
-        raise ConfigError(f"partitions is {partitions}, expected 1 to 10000")
+        raise ConfigError(f"partitions is {partitions!r}, expected 1 to 10000")
     return partitions
 
 

@@ -37,7 +37,8 @@ class Retention(NamedTuple):
             return None
         if keep == "read":
             return cls("read")
-        if keep[-1:].isalpha():  # a number alone could be either
+        # A number alone could be either.
+        if isinstance(keep, str) and keep[-1:].isalpha():
             with suppress(Invalid):
                 return cls("seconds", DURATION.read(keep))
             with suppress(Invalid):

@@ -421,7 +421,11 @@ def test_spec_that_is_none(tmp_path: Path, text: str, error: str) -> None:
         ({"keep": "7"}, "keep is '7', expected 'read'"),  # days, or bytes?
         ({"keep": "0d"}, "keep is '0d', expected 'read'"),
         ({"limit": "7d"}, "limit is '7d', expected a size"),
+        ({"keep": 7}, "keep is 7, expected 'read'"),
         ({"partitions": 0}, "partitions is 0, expected 1 to 10000"),
+        ({"partitions": "2"}, "partitions is '2', expected 1 to 10000"),
+        ({"segment": 0}, "segment is 0, expected 1 or more bytes"),
+        ({"segment": "1MiB"}, "segment is '1MiB', expected 1 or more bytes"),
         ({"content_type": "text/plain"}, "unrecognized content-type"),
     ],
 )
