@@ -38,7 +38,12 @@ from etlstage.stage.stage import Stage
 from etlstage.supervisor.exchange.exchange import Outcome
 from etlstage.supervisor.exchange.keyed import Lanes
 from etlstage.supervisor.exchange.round import Dialogue, Repeat, Round
-from etlstage.supervisor.exchange.submission import AnyOrder, InputOrder, Submission
+from etlstage.supervisor.exchange.submission import (
+    AnyOrder,
+    Collected,
+    InputOrder,
+    Submission,
+)
 from etlstage.telemetry.trace import Span
 from etlstage.transport.process import Signal
 
@@ -95,6 +100,8 @@ class Intake:
         self._max_bytes = max_bytes
         self._commits = pool.stage.dialect.shape is Shape.COMMITTED
         self._count = 0  # messages fed
+        # Messages, and bytes, that were collected and that the consumer has not taken.
+        self._passing = self._passing_bytes = 0
 
     async def run(self) -> None:
         """Feed until the input ends, or the stream or the supervisor is closed."""
@@ -104,6 +111,20 @@ class Intake:
         finally:
             self.submission.close()
             self.ended.set()
+
+    def passing(self, collected: Sequence[Collected]) -> Iterator[Collected]:
+        """Yield what was collected; until it is taken, it still needs room."""
+        outcomes = [item for item in collected if isinstance(item, Outcome)]
+        for outcome in outcomes:
+            self._passing += len(outcome.messages)
+            self._passing_bytes += outcome.size + outcome.reply_size
+        self.room.set()
+        for item in collected:
+            if isinstance(item, Outcome):
+                self._passing -= len(item.messages)
+                self._passing_bytes -= item.size + item.reply_size
+                self.room.set()
+            yield item
 
     async def _read(self) -> None:
         await anyio.lowlevel.checkpoint_if_cancelled()
@@ -152,6 +173,7 @@ class Intake:
             # Messages that workers have are bounded by the session: to commit them, a
             # worker may need more.
             messages, size = submission.waiting, submission.waiting_bytes
+        messages, size = messages + self._passing, size + self._passing_bytes
         return messages >= self._max_messages or size >= self._max_bytes
 
 

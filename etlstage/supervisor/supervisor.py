@@ -465,11 +465,23 @@ class AsyncSupervisor:
             items: The runs, and positions among them.
             on_failure: Called with an outcome that has an error as soon as it ends. The
                 outcome is still yielded in its turn, which can be much later if the
-                worker commits.
+                worker commits. An error that it raises ends the iteration.
 
         """
         tasks = self._running()
-        with self._submission("stream", on_failure) as (submission, changed, _):
+        wrong: list[Exception] = []
+
+        def note(outcome: Outcome) -> None:
+            # It is called in the course of a worker, which other callers use, too.
+            assert on_failure is not None
+            try:
+                on_failure(outcome)
+            except Exception as error:
+                wrong.append(error)
+                changed.set()
+
+        noted = note if on_failure else None
+        with self._submission("stream", noted) as (submission, changed, _):
             room = self._max_messages, self._max_bytes
             intake = Intake(self._pool, submission, items, *room)
             self._intakes.add(intake)
@@ -478,10 +490,10 @@ class AsyncSupervisor:
             tasks.start_soon(intake.run)
             try:
                 while True:
-                    collected = self._collect(submission)
-                    intake.room.set()
-                    for item in collected:
+                    for item in intake.passing(self._collect(submission)):
                         yield item
+                    if wrong:
+                        raise wrong[0]
                     if submission.finished:
                         break
                     await changed.wait()
