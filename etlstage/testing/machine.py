@@ -229,9 +229,12 @@ class WorkerMachine(RuleBasedStateMachine):
         return self._supervisor.run(self._submitted(messages))
 
     def teardown(self) -> None:
-        """Stop the workers."""
+        """Stop the workers; raise if some of their replies have become doubtful."""
         if hasattr(self, "_supervisor"):
             self._supervisor.close()
+            doubt = self._supervisor.entered.doubt
+            if doubt is not None and self.faults is None:
+                raise doubt
 
     # --- how ----------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule, run_state_machine_as_test
 
 from etlstage import worker as sdk
+from etlstage.errors import StageError
 from etlstage.protocol.marker import Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import BatchPolicy
@@ -150,6 +151,25 @@ def test_stage_that_does_not(machine: type[WorkerMachine]) -> None:
         AssertionError, match=r"the model returned \[b''\], the workers"
     ):
         run_state_machine_as_test(machine, settings=MANY)
+
+
+async def parting(worker: ScriptedWorker) -> None:
+    """Answer, and write once more at the end of the input."""
+    async for message in worker.messages():
+        await worker.reply(message)
+    await worker.write(b"bye\n")
+
+
+class Parting(Remembering):
+    """A script that returns each message, and whose last words are no reply."""
+
+    tested = parting
+
+
+def test_stage_that_writes_more_than_replies() -> None:
+    """Its replies may be those of other messages (issue 26)."""
+    with pytest.raises(StageError, match="an unsolicited reply after"):
+        run_state_machine_as_test(Parting, settings=FEW)
 
 
 # --- rules, one by one ----------------------------------------------------------------
