@@ -287,7 +287,7 @@ def array_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     if kind == pa.bool_():
         return _made(kind, len(values), _present(values), _bits(values))
     try:
-        numbers = array(_CODES[kind], [v or 0 for v in values])
+        numbers = array(_CODES[kind], [0 if v is None else v for v in values])
     except OverflowError:
         return pa.array(values, kind)  # which raises Arrow's own error
     return _made(kind, len(values), _present(values), numbers)

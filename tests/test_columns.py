@@ -187,6 +187,15 @@ def test_values_in_arrow(
         assert made == pa.array(values, kind)
 
 
+@pytest.mark.parametrize("before", [0, columns._SPARED])
+def test_zero_keeps_its_sign(before: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrow's arrays are equal without it, so compare the text (issue 23)."""
+    monkeypatch.setattr(columns._Spared, "count", before)
+    for kind in (pa.float32(), pa.float64()):
+        made = array_of([-0.0, 0.0, None], kind)
+        assert repr(made.to_pylist()) == "[-0.0, 0.0, None]"
+
+
 @pytest.mark.parametrize("value", [2**31, -(2**63) - 1, "1"])
 def test_values_of_another_type_are_refused_by_arrow(
     value: object, monkeypatch: pytest.MonkeyPatch
