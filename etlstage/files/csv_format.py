@@ -18,14 +18,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from etlstage.columns import array_of
-from etlstage.files.find import InputFile
+from etlstage.files.find import InputFile, partition_columns
 from etlstage.files.fit import arrow_type, reader_of
 from etlstage.files.format import LineFormat, Where, decoded
 from etlstage.files.lines import FileLines, Unreadable
 from etlstage.messages import counted
 from etlstage.settings.ddl import Type
 
-__all__ = ("CsvFormat", "separator")
+__all__ = ("CsvFormat", "parsed", "separator")
 
 _BLANK: Final = re.compile(rb"^[\x00-\x09\x0b-\x20]+$", re.MULTILINE)
 _MARK: Final = "\ufeff".encode()
@@ -57,6 +57,10 @@ class CsvFormat(LineFormat):
         )
         plain = rf'(?:"[^"\n{escape}]*+"|(?:[^"\n{sep}][^"\n{sep}]*+)?)[{sep}\n]'
         self._plain = re.compile(f"(?:{plain})*+".encode())
+        if self._columns is not None:
+            # As with Spark, the cells are those of the other columns.
+            by = partition_columns(self._files, self._columns)
+            self._columns = [c for c in self._columns if c not in by] or self._columns
         self._names = self._named()
 
     def _named(self) -> list[str]:
@@ -213,7 +217,7 @@ class CsvFormat(LineFormat):
         columns = []
         for column, values in zip(self._columns, table.columns, strict=True):
             try:
-                columns.append(_parsed(values, column.type))
+                columns.append(parsed(values, column.type))
             except ValueError:
                 row = _first_wrong(values, column.type)
                 index, _ = next(islice(_filled(data), row, None))
@@ -237,7 +241,7 @@ def _first_wrong(values: pa.ChunkedArray, kind: Type) -> int:
     while count > 1:
         half = count // 2
         try:
-            _parsed(values.slice(at, half), kind)
+            parsed(values.slice(at, half), kind)
         except ValueError:
             count = half
         else:
@@ -245,8 +249,8 @@ def _first_wrong(values: pa.ChunkedArray, kind: Type) -> int:
     return at
 
 
-def _parsed(values: pa.ChunkedArray, kind: Type) -> pa.ChunkedArray:
-    """Return texts of CSV as values of a type; raises ValueError if one is invalid."""
+def parsed(values: pa.ChunkedArray, kind: Type) -> pa.ChunkedArray:
+    """Return texts of cells as values of a type; raises ValueError if one is invalid."""
     wanted = arrow_type(kind)
     if wanted == pa.string():
         return values

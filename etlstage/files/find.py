@@ -12,11 +12,13 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import unquote
+
+from etlstage.settings.ddl import DeclaredColumn, Type
 
 __all__ = (
     "NOWHERE",
@@ -25,7 +27,7 @@ __all__ = (
     "digest_of",
     "find",
     "folder_name",
-    "partition_types",
+    "partition_columns",
 )
 
 NOWHERE: Final = "__HIVE_DEFAULT_PARTITION__"
@@ -112,17 +114,26 @@ def digest_of(files: Sequence[InputFile]) -> str:
     return sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
-def partition_types(files: Sequence[InputFile]) -> Mapping[str, str]:
-    """Return the columns of partitions, each with the type that fits all its values."""
-    names = [name for name, _ in files[0].partition] if files else []
-    found = {}
-    for n, name in enumerate(names):
+def partition_columns(
+    files: Sequence[InputFile], declared: Sequence[DeclaredColumn]
+) -> list[DeclaredColumn]:
+    """
+    Return the columns of partitions, in the order of the folders.
+
+    Names match declared columns in any case, as with Spark. A column that is not
+    declared has the type that fits all its values.
+    """
+    known = {column.name.lower(): column for column in declared}
+    found = []
+    for n, (name, _) in enumerate(files[0].partition if files else ()):
         values = [v for v in (file.partition[n][1] for file in files) if v is not None]
-        if values and all(map(_WHOLE.fullmatch, values)):
-            wide = any(abs(int(value)) >= 1 << 31 for value in values)
-            found[name] = "bigint" if wide else "int"
-        elif values and all(map(_DAY.fullmatch, values)):
-            found[name] = "date"
-        else:
-            found[name] = "string"
+        inferred = DeclaredColumn(name, None, Type(_inferred(values)))
+        found.append(known.get(name.lower(), inferred))
     return found
+
+
+def _inferred(values: Sequence[str]) -> str:
+    if values and all(map(_WHOLE.fullmatch, values)):
+        wide = any(abs(int(value)) >= 1 << 31 for value in values)
+        return "bigint" if wide else "int"
+    return "date" if values and all(map(_DAY.fullmatch, values)) else "string"

@@ -8,7 +8,8 @@ as the files are the same; a start that finds different files fails and does not
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from base64 import b64decode
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Final, TypeAlias
 
@@ -16,10 +17,10 @@ import anyio.to_thread
 import pyarrow as pa
 from pyarrow import types as pt
 
-from etlstage.columns import Column, array_of
+from etlstage.columns import Column, array_of, one_of
 from etlstage.errors import EtlstageError, SourceFailed, guess, os_reason
-from etlstage.files.find import InputFile, digest_of, find, partition_types
-from etlstage.files.fit import arrow_type
+from etlstage.files.csv_format import parsed
+from etlstage.files.find import InputFile, digest_of, find, partition_columns
 from etlstage.files.format import Format
 from etlstage.files.formats import FORMATS
 from etlstage.files.lines import Unreadable
@@ -75,8 +76,8 @@ class FileSource(Source):
         self._path = path
         self._format = format
         self._schema = schema
-        columns = columns_of(schema) if schema is not None else []
-        self._checked = [column for column in columns if _has_not_null(column)]
+        self._columns = columns_of(schema) if schema is not None else []
+        self._checked = [column for column in self._columns if _has_not_null(column)]
         self._message = message
         self._key = key
         self._options = options or {}
@@ -181,10 +182,10 @@ class FileSource(Source):
                 " before; restore them, or start from the beginning after"
                 " 'etlstage state reset', which loads everything again"
             )
-        types = partition_types(files)
+        by = partition_columns(files, self._columns)
         reads = FORMATS[self._format](files, self._schema, self._options)
         for number, file in enumerate(files[first:], first):
-            runs = self._runs_of(reads, file, start, skipped, types)
+            runs = self._runs_of(reads, file, start, skipped, by)
             for run, row, *behind in runs:
                 yield run, (number, row), Position([number, *behind, of])
             start = skipped = 0
@@ -195,7 +196,7 @@ class FileSource(Source):
         file: InputFile,
         start: int,
         skipped: int,
-        types: Mapping[str, str],
+        by: Sequence[DeclaredColumn],
     ) -> Generator[tuple[Run, int, int, int], None, None]:
         """
         Yield runs, each with its first row, and offset and row of the next run.
@@ -206,7 +207,7 @@ class FileSource(Source):
         before = 0
         for table, end, place in reads.chunks(file, start):
             self._check_nulls(table, file)
-            whole = _with_partition(table, file, types)
+            whole = _with_partition(table, file, by)
             messages, keys = self._messages(whole, file, place), self._keys(whole)
             pieces = [(min(skipped, len(messages)), len(messages))]
             skipped -= pieces[0][0]
@@ -316,12 +317,24 @@ def _decoded(table: pa.Table, place: Callable[[int], str] | None) -> pa.Table:
 
 
 def _with_partition(
-    table: pa.Table, file: InputFile, types: Mapping[str, str]
+    table: pa.Table, file: InputFile, columns: Sequence[DeclaredColumn]
 ) -> pa.Table:
-    for name, value in file.partition:
-        one = array_of([value], pa.string()).cast(arrow_type(Type(types[name])))[0]
-        column = pa.repeat(one, table.num_rows)
-        if name in table.column_names:
-            table = table.drop_columns([name])
-        table = table.append_column(name, column)
+    for column, (_, value) in zip(columns, file.partition, strict=True):
+        try:
+            one = _partition_value(value, column.type)
+        except ValueError:
+            raise Unreadable(
+                f"{file.path.parent}: the value of column {column.name!r} is not of type"
+                f" {column.type}: declare it as string, and have a worker parse the text"
+            ) from None
+        if column.name in table.column_names:
+            table = table.drop_columns([column.name])
+        table = table.append_column(column.name, pa.repeat(one, table.num_rows))
     return table
+
+
+def _partition_value(text: str | None, kind: Type) -> pa.Scalar:
+    if text is not None and kind.name == "binary":
+        # In folders as in JSON; Spark writes bytes as they are, if they are UTF-8.
+        return one_of(b64decode(text, validate=True))
+    return parsed(pa.chunked_array([array_of([text], pa.string())]), kind)[0]

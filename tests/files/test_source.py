@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from etlstage.errors import SourceFailed
 from etlstage.files import lines, parquet_format
 from etlstage.files.csv_format import CsvFormat
+from etlstage.files.sink import FileSink
 from etlstage.files.source import FileSource
 from etlstage.messages import AnnotatedRun, Position, Run
 
@@ -508,6 +509,96 @@ async def test_null_in_what_is_not_null(
     assert error.startswith(
         f"extract: column {name} is NOT NULL in the schema, and null in a row of in/f:"
     )
+
+
+def partitioned(path: Path, *folders: str, text: str = '{"id":1}\n') -> None:
+    """Write a file into each folder."""
+    for folder in folders:
+        (path / folder).mkdir(parents=True)
+        (path / folder / "f").write_text(text)
+
+
+async def test_partition_has_the_declared_type(tmp_path: Path) -> None:
+    """Its type is inferred only if the schema lacks it (issue 23)."""
+    partitioned(tmp_path, "Zip=10115/q=1.50/d=2020-01-01/n=1")
+    schema = "q double, id long, zip string, d string"
+    source = FileSource(str(tmp_path), "json", schema=schema)
+    (message,) = await messages_of(source)
+    assert message == b'{"id":1,"zip":"10115","q":1.5,"d":"2020-01-01","n":1}'
+    (message,) = await messages_of(FileSource(str(tmp_path), "json"))
+    assert message == b'{"id":1,"Zip":10115,"q":"1.50","d":"2020-01-01","n":1}'
+
+
+async def test_partitions_of_a_load_come_back_as_they_were(tmp_path: Path) -> None:
+    """With the schema of the load (issue 23)."""
+    schema = (
+        "id int, z string, l long, d double, e decimal(5,2), b boolean, n binary,"
+        " dt date, ts timestamp, tn timestamp_ntz"
+    )
+    row = (
+        b'{"id":1,"z":"007","l":-7,"d":1.0E-9,"e":1.50,"b":true,"n":"YWI=",'
+        b'"dt":"2020-01-01","ts":"2020-01-01T12:30:00.123456Z",'
+        b'"tn":"1999-12-31T23:59:59.000000"}'
+    )
+    nulls = b'{"id":2,%s}' % b",".join(
+        b'"%s":null' % name for name in b"z l d e b n dt ts tn".split()
+    )
+    by = ["z", "l", "d", "e", "b", "n", "dt", "ts", "tn"]
+    sink = FileSink(tmp_path / "o", "parquet", schema=schema, partition_by=by)
+    async with sink:
+        await sink.write([row, nulls])
+        await sink.finish()
+    source = FileSource(str(tmp_path / "o"), "parquet", schema=schema)
+    found = sorted(map(json.loads, await messages_of(source)), key=lambda m: m["id"])
+    again = [json.loads(row), json.loads(nulls)]
+    moment = found[0].pop("ts")
+    assert datetime.fromisoformat(moment) == datetime.fromisoformat(again[0].pop("ts"))
+    assert found == again
+
+
+@pytest.mark.parametrize(
+    ("folder", "kind"),
+    [
+        ("q=x", "double"),
+        ("q=1.5", "int"),
+        ("q=2147483648", "int"),
+        ("q=1.505", "decimal(5,2)"),
+        ("q=2020-02-30", "date"),
+        ("q=a", "binary"),
+        ("q=1", "array<int>"),
+        ("q=", "int"),
+    ],
+)
+async def test_partition_that_its_type_does_not_have(
+    tmp_path: Path, folder: str, kind: str
+) -> None:
+    """It would be loaded as another value, or as null (issue 23)."""
+    partitioned(tmp_path, f"p=1/{folder}")
+    error = await error_of(tmp_path, "json", schema=f"id long, q {kind}")
+    assert error == (
+        f"extract: in/p=1/{folder}: the value of column 'q' is not of type {kind}:"
+        " declare it as string, and have a worker parse the text"
+    )
+
+
+async def test_date_of_a_partition_that_does_not_exist(tmp_path: Path) -> None:
+    """Its folder is named, also where the type was inferred (issue 23)."""
+    partitioned(tmp_path, "d=2020-02-30")
+    error = await error_of(tmp_path, "json")
+    assert error.startswith("extract: in/d=2020-02-30: the value of column 'd' is not")
+    (message,) = await messages_of(
+        FileSource(str(tmp_path), "json", schema="id long, d string")
+    )
+    assert message == b'{"id":1,"d":"2020-02-30"}'
+
+
+async def test_cells_are_not_those_of_partitions(tmp_path: Path) -> None:
+    """Wherever the schema has the columns of folders (issue 23)."""
+    partitioned(tmp_path, "q=1.50/p=007", text="5,x\n")
+    schema = "q double, P string, id long, s string"
+    source = FileSource(str(tmp_path), "csv", schema=schema)
+    (message,) = await messages_of(source)
+    assert message == b'{"id":5,"s":"x","q":1.5,"P":"007"}'
 
 
 async def test_nothing_there(tmp_path: Path) -> None:
