@@ -206,8 +206,8 @@ class FileSource(Source):
         most, size = self._bounds
         before = 0
         for table, end, place in reads.chunks(file, start):
-            self._check_nulls(table, file)
             whole = _with_partition(table, file, by)
+            self._check_nulls(whole, file)
             messages, keys = self._messages(whole, file, place), self._keys(whole)
             pieces = [(min(skipped, len(messages)), len(messages))]
             skipped -= pieces[0][0]

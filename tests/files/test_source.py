@@ -581,6 +581,23 @@ async def test_partition_that_its_type_does_not_have(
     )
 
 
+@pytest.mark.parametrize(("kind", "text"), [("json", '{"id":1}\n'), ("csv", "1\n")])
+async def test_only_a_null_partition_is_null(
+    tmp_path: Path, kind: str, text: str
+) -> None:
+    """A column of folders may be NOT NULL (issue 23)."""
+    schema = "id int, p int not null"
+    partitioned(tmp_path, "p=7", text=text)
+    source = FileSource(str(tmp_path), kind, schema=schema)
+    assert await messages_of(source) == [b'{"id":1,"p":7}']
+    partitioned(tmp_path, "p=__HIVE_DEFAULT_PARTITION__", text=text)
+    assert await error_of(tmp_path, kind, schema=schema) == (
+        "extract: column p is NOT NULL in the schema, and null in a row of"
+        " in/p=__HIVE_DEFAULT_PARTITION__/f: omit NOT NULL, and have a worker check all"
+        " rows"
+    )
+
+
 async def test_date_of_a_partition_that_does_not_exist(tmp_path: Path) -> None:
     """Its folder is named, also where the type was inferred (issue 23)."""
     partitioned(tmp_path, "d=2020-02-30")
