@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -78,11 +78,12 @@ class ParquetFormat(Format):
     ) -> pa.Table:
         columns = []
         for field in self._schema:
-            if field.name not in table.column_names:
+            name = self._name_in(table.column_names, field.name, file)
+            if name is None:
                 columns.append(pa.nulls(table.num_rows, field.type))
                 continue
-            column = table[field.name]
-            if old[field.name]:
+            column = table[name]
+            if old[name]:
                 column = column.cast(_instant(column.type))
             try:
                 columns.append(_cast(column, field.type))
@@ -92,6 +93,21 @@ class ParquetFormat(Format):
                     f" {field.type}: {error}"
                 ) from None
         return pa.table(columns, self._schema)
+
+    def _name_in(self, names: Sequence[str], name: str, file: InputFile) -> str | None:
+        """Return a column's name in a file; it may differ in case, as with Spark."""
+        if name in names:
+            return name
+        wanted = [one for one in self._schema.names if one.lower() == name.lower()]
+        alike = {one for one in names if one.lower() == name.lower()}
+        free = sorted(alike.difference(wanted))
+        if free and (len(free) > 1 or len(wanted) > 1):
+            raise Unreadable(
+                f"{file.path}: can't match column {' or '.join(map(repr, free))} of the"
+                f" file with {' or '.join(map(repr, wanted))} of the schema, which differ"
+                " in case only: rename one, or set a schema with the exact name"
+            )
+        return free[0] if free else None
 
 
 def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:

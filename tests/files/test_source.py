@@ -377,6 +377,52 @@ async def test_parquet_is_read_as_another_type(tmp_path: Path) -> None:
     ]
 
 
+async def test_parquet_column_matches_in_any_case(tmp_path: Path) -> None:
+    """As with Spark, whether the schema is declared or the first file's (issue 23)."""
+    pq.write_table(pa.table({"id": [1], "Name": ["x"]}), tmp_path / "f")
+    pq.write_table(pa.table({"NAME": ["y"], "id": [2]}), tmp_path / "g")
+    source = FileSource(str(tmp_path), "parquet")
+    assert await messages_of(source) == [
+        b'{"id":1,"Name":"x"}',
+        b'{"id":2,"Name":"y"}',
+    ]
+    source = FileSource(str(tmp_path), "parquet", schema="name string, ID long")
+    assert await messages_of(source) == [
+        b'{"name":"x","ID":1}',
+        b'{"name":"y","ID":2}',
+    ]
+
+
+async def test_parquet_column_of_the_same_case_comes_first(tmp_path: Path) -> None:
+    """Its twin is not read in its place, nor twice (issue 23)."""
+    pq.write_table(pa.table({"a": [1], "A": [2]}), tmp_path / "f")
+    pq.write_table(pa.table({"a": [3]}), tmp_path / "g")
+    source = FileSource(str(tmp_path), "parquet")
+    assert await messages_of(source) == [b'{"a":1,"A":2}', b'{"a":3,"A":null}']
+    source = FileSource(str(tmp_path / "f"), "parquet", schema="A long")
+    assert await messages_of(source) == [b'{"A":2}']
+
+
+@pytest.mark.parametrize(
+    ("names", "schema", "error"),
+    [
+        (["aB", "AB"], "ab long", "'AB' or 'aB' of the file with 'ab' of the schema"),
+        (["ab"], None, "'ab' of the file with 'aB' or 'Ab' of the schema"),
+    ],
+)
+async def test_parquet_columns_that_differ_in_case_only(
+    tmp_path: Path, names: list[str], schema: str | None, error: str
+) -> None:
+    """Which one is meant is not guessed (issue 23)."""
+    if schema is None:
+        pq.write_table(pa.table({"aB": [1], "Ab": [2]}), tmp_path / "f")
+    pq.write_table(pa.table({name: [1] for name in names}), tmp_path / "g")
+    assert await error_of(tmp_path, "parquet", schema=schema) == (
+        f"extract: in/g: can't match column {error}, which differ in case only: rename"
+        " one, or set a schema with the exact name"
+    )
+
+
 async def test_number_of_json_is_taken_as_it_is_written(tmp_path: Path) -> None:
     """Where a column has all of its digits, or is text (issue 23)."""
     numbers = ["12345678901234567.89", "0.12", "1.10", "1e2"]
