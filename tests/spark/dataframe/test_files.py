@@ -124,6 +124,35 @@ async def test_text(spark: SparkSession, tmp_path: Path) -> None:
     assert sorted(found) == sorted(of_spark(spark, tmp_path / "by", "text"))
 
 
+@pytest.mark.parametrize(
+    ("kind", "text"), [("csv", "1,x\n"), ("json", '{"id":1,"s":"x","S":"y"}\n')]
+)
+async def test_declared_partitions(
+    spark: SparkSession, tmp_path: Path, kind: str, text: str
+) -> None:
+    """Their columns are the last, wherever the schema has them (issue 23)."""
+    folder = tmp_path / "q=1.50" / "Zip=007" / "d=2020-01-01" / "n=5"
+    folder.mkdir(parents=True)
+    (folder / "f").write_text(text)
+    ddl = "q double, zip string, id long, d string, s string"
+    found = await messages_in(tmp_path, kind, schema=ddl)
+    assert found == of_spark(spark, tmp_path, kind, schema=ddl)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "json"])
+async def test_names_in_another_case(
+    spark: SparkSession, tmp_path: Path, kind: str
+) -> None:
+    """Parquet's match in any case, JSON's do not (issue 23)."""
+    async with FileSink(tmp_path / "o", kind, schema="id long, Name string") as sink:
+        await sink.write([b'{"id":1,"Name":"x"}'])
+        await sink.finish()
+    ddl = "ID long, name string, id2 long"
+    found = await messages_in(tmp_path / "o", kind, schema=ddl)
+    assert found == of_spark(spark, tmp_path / "o", kind, schema=ddl)
+    assert (b'"x"' in found[0]) is (kind == "parquet")
+
+
 @pytest.mark.parametrize("kind", ["parquet", "json"])
 async def test_what_one_writes_the_other_reads(
     spark: SparkSession, tmp_path: Path, kind: str
