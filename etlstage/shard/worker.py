@@ -187,7 +187,7 @@ class ShardWorker:
             has_to = failed or self._stage.dialect.holds > 0
             if not self._ends or not (left or (has_to and not self.ended)):
                 return
-            error = self._not_ended(left)
+            error = self._not_ended(left, tries + 1)
             if last:
                 raise error
             _log.warning(
@@ -223,18 +223,22 @@ class ShardWorker:
         """Return whether an error reports only that the worker has ended."""
         return error is not None and self._ends and _only_ended(error)
 
-    def _not_ended(self, left: Sequence[Run]) -> NotCommitted:
+    def _not_ended(self, left: Sequence[Run], tries: int) -> NotCommitted:
         stage, shard = self._stage.name, self._share.name
         what = (
             counted(sum(map(len, left)), "message") if left else "the end of the shard"
         )
-        last = self._supervisor.faults.last
-        why = f": {last[-1].what}" if last else ""
-        return NotCommitted(
+        again = f", after {tries} tries" if tries > 1 else ""
+        doubt, last = self._supervisor.doubt, self._supervisor.faults.last
+        why = f": {doubt or last[-1].what}" if last else ""
+        error = NotCommitted(
             f"stage {stage}: the worker of shard {shard} exited without committing"
-            f" {what}{why}",
+            f" {what}{again}{why}",
             stage=stage,
         )
+        if doubt is not None:
+            error.story = doubt.story
+        return error
 
     async def _finished_with(
         self, runs: AsyncIterable[Run] | Sequence[Run]

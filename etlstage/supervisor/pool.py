@@ -118,6 +118,8 @@ class Commits:
         assignment: Assignment | None = None,
     ) -> None:
         self.assignment: Assignment | None = assignment
+        self.ended: bool = False
+        """Whether the position that was stored last is the end of the share."""
         self._stage = stage
         self._store = store
         self._expected = True  # no worker has committed, and no warning was logged
@@ -168,6 +170,7 @@ class Commits:
             )
         elif share is not None:
             self.assignment = share._replace(position=asked.position)
+            self.ended = asked.ended
         answer(error)
 
 

@@ -345,7 +345,12 @@ class AsyncSupervisor:
 
     @property
     def doubt(self) -> StageError | None:
-        """Why results that were returned are doubtful; None if none is."""
+        """
+        Why results that were returned are doubtful; None if none is.
+
+        Or the error of a load worker that failed while it ended: what it had answered
+        may not be loaded, or it has not committed the end of its share.
+        """
         if self._pool.doubt is not None or not self._pool.doubtful:
             return self._pool.doubt
         return RepliesDoubtful(self._pool.doubtful, stage=self.stage.name)

@@ -37,6 +37,7 @@ from etlstage.errors import (
 )
 from etlstage.messages import StageKind, counted
 from etlstage.protocol.base import Shape
+from etlstage.protocol.events import FarewellReason
 from etlstage.supervisor.diagnostic import StatusReader
 from etlstage.supervisor.exchange.retry import Loss
 from etlstage.supervisor.failure import WorkerErrors
@@ -497,6 +498,9 @@ class WorkerProcess:
         if stopped and failed(status, stopped=True, held=0, unproven=unproven):
             stopped, doubtful, fate = False, unproven, self.errors.end()
             doubt = self._doubt(f"{fate} while it was stopping")
+        elif stopped and self._cut_short(status):
+            stopped, fate = False, self.errors.end()
+            doubt = self.errors.lost(fate)
         loss = self._lose(untouched=untouched)
         if self.error is None and not stopped:
             self.error = doubt or self._describe(loss.held)
@@ -551,6 +555,15 @@ class WorkerProcess:
         if self._stage.dialect.shape is Shape.COMMITTED:
             return 0  # only what it has committed counts
         return self.link.answered
+
+    def _cut_short(self, status: int) -> bool:
+        """Return whether it failed before it had committed the end of its share."""
+        pool, commits = self._pool, self._pool.commits
+        asked = pool.farewell_reason is FarewellReason.ENDED and not pool.state.forced
+        if commits.assignment is None or commits.ended or not asked:
+            return False
+        held = self.link.dispatch.held
+        return self._stage.dialect.failed(status, stopped=False, held=held)
 
     def _doubt(self, what: str) -> WorkerLost:
         """Return the error for answers that may not be loaded: the worker failed."""

@@ -71,6 +71,7 @@ class Processors:
                     await self._checkpoint(worker, lines, last, sub)
             fails = self.actions.count((shard, "initialize")) <= self._fails
             if action == "shardEnded" and fails and self._at_end is not None:
+                await worker.complain("boom at end")
                 return self._at_end
             if action == "shutdownRequested" or (action == "shardEnded" and not fails):
                 await self._checkpoint(worker, lines, None)

@@ -631,6 +631,47 @@ async def test_shard_that_never_ends_fails() -> None:
 
 
 @virtually
+async def test_error_has_the_cause_of_a_failure_at_the_end() -> None:
+    """How the last processor exited, its stderr and its command (issue 25)."""
+    for shared in (True, False):
+        processors = Processors(at_end=7, fails=99)
+        sink = None if shared else unshared(processors)
+        with capture_logs() as logs:
+            (report,) = await run_all(runner(MemoryLeases(), processors, sink=sink))
+        assert isinstance(report.error, NotCommitted)
+        assert re.search(
+            r"without committing the end of the shard, after 6 tries: .*boom at end;"
+            r" worker shardId-\d+-1 \(pid \d+\) exited with status 7$",
+            str(report.error),
+        )
+        assert report.error.story[0] == "stderr: boom at end"
+        assert report.error.story[-1] == "command: processor"
+        exits = [log["exit"] for log in logs if log["event"] == "worker exited"]
+        assert "exited with status 7" in exits
+
+
+@virtually
+async def test_processor_that_fails_after_the_end_is_not_replaced() -> None:
+    """The end of its shard is committed: how it exits then is of no importance."""
+    for shared in (True, False):
+        processors = Processors()
+
+        async def fail(
+            worker: ScriptedWorker, processors: Processors = processors
+        ) -> int:
+            return await processors(worker) or 7
+
+        sink = None
+        if not shared:
+            sink = ShardedSink(STAGE, cut=Cut(3, "/user"), launch=ScriptedLaunch(fail))
+        (report,) = await run_all(runner(MemoryLeases(), fail, sink=sink))
+        assert report.status == "done", report.error
+        lives = [shard for shard, action in processors.actions if action[0] == "i"]
+        assert len(lives) == 3
+        assert report.ledger[-1].failures == 0
+
+
+@virtually
 async def test_shard_that_is_reset_is_taken_by_who_failed_at_it() -> None:
     """The runner loads the whole shard then, and the run succeeds."""
     killers = {0}

@@ -120,6 +120,30 @@ async def test_messages_end_when_they_are_committed() -> None:
     assert done == [(n, f"{n}") for n in range(10)]
 
 
+async def test_exit_before_the_end_of_the_share_is_committed() -> None:
+    """It is a failure of the worker, unless the share goes on later (issue 25)."""
+
+    async def fail(worker: ScriptedWorker) -> int:
+        await Committer([])(worker)
+        await worker.complain("boom at end")
+        return 7
+
+    for why, failures in (FarewellReason.ENDED, 1), (FarewellReason.DRAIN, 0):
+        async with AsyncSupervisor(
+            stage(kind=StageKind.LOAD),
+            launch=ScriptedLaunch(fail),
+            commit=Store(),
+            assignment=SHARE,
+        ) as supervisor:
+            supervisor.finish(why=why)
+            await supervisor.aclose(why=why)
+        assert (supervisor.faults.restarts, supervisor.faults.failures) == (0, failures)
+        assert isinstance(supervisor.doubt, WorkerLost) == bool(failures)
+        if supervisor.doubt is not None:
+            assert "boom at end; worker share-1" in str(supervisor.doubt)
+            assert str(supervisor.doubt).endswith("exited with status 7")
+
+
 async def test_nothing_that_was_committed_is_given_again() -> None:
     """With a worker killed at each step, and a fast or slow store (issue 22)."""
     for seconds in 0.0, 1.0:

@@ -124,8 +124,9 @@ class WorkerExited(NamedTuple):
     """Messages whose reply may be another's, or that may be loaded twice, or not."""
     doubt: StageError | None = None
     """The error of a load worker that failed while it ended: what it had answered may
-    not be loaded; or of a worker that failed without a message to explain it. Else
-    None; doubts for any other reason are in the log."""
+    not be loaded, or the end of its share is not committed; or of a worker that failed
+    without a message to explain it. Else None; doubts for any other reason are in the
+    log."""
     fate: str = ""
     """What became of it, such as ``was killed by SIGSEGV``."""
     cause: str = ""
