@@ -73,7 +73,8 @@ class ShardWorker:
         ended: Whether the end of the shard is committed.
         stopping: Whether :meth:`stop` was called.
         yielded: Number of messages whose outcomes the current supervisor has yielded.
-        faults: Failures and restarts of the workers, of each supervisor that has ended.
+        faults: Failures and restarts of the workers: those of each supervisor that has
+            ended, and a restart for each one that replaced another.
 
     """
 
@@ -133,8 +134,10 @@ class ShardWorker:
         trace: TracebackType | None = None,
     ) -> None:
         self._running = False
-        await self._supervisor.__aexit__(kind, error, trace)
-        self.faults.append(self._supervisor.faults)
+        try:
+            await self._supervisor.__aexit__(kind, error, trace)
+        finally:
+            self.faults.append(self._supervisor.faults)
 
     async def _commit(self, request: CommitRequest) -> None:
         await self._store(request)
@@ -202,6 +205,7 @@ class ShardWorker:
             if not self.stopping:
                 source = self._finished_with(left)
                 await self._start()
+                self.faults.append(Faults(restarts=1))
 
     @property
     def _most(self) -> int:

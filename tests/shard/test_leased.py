@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -648,6 +648,23 @@ async def test_error_has_the_cause_of_a_failure_at_the_end() -> None:
         assert report.error.story[-1] == "command: processor"
         exits = [log["exit"] for log in logs if log["event"] == "worker exited"]
         assert "exited with status 7" in exits
+
+
+@virtually
+async def test_processors_that_fail_at_the_end_are_counted() -> None:
+    """Each as a failure, and those that replace them as restarts (issue 25)."""
+    for status, fails in product((None, 0, 7, -9), (1, 99)):
+        for shards in 1, 3:
+            processors, sink = Processors(at_end=status, fails=fails), None
+            if shards == 1:
+                launch = ScriptedLaunch(processors)
+                sink = ShardedSink(STAGE, cut=Cut(1, "/user"), launch=launch)
+            (report,) = await run_all(runner(MemoryLeases(), processors, sink=sink))
+            account, lives = report.ledger[-1], 2 if fails == 1 else 6
+            assert len({shard for shard, _ in processors.actions}) == shards
+            assert account.restarts == shards * (lives - 1)
+            assert account.failures == shards * min(lives, fails)
+            assert len(account.faults) == account.failures
 
 
 @virtually
