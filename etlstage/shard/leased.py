@@ -455,6 +455,9 @@ class LeasedSink(ShardSink):
         except EtlstageError as error:
             if not shard.worker.stopping:
                 shard.failure = shard.failure or error
+        finally:
+            for faults in shard.worker.faults:
+                self.account.add_faults(faults)
         self._end(shard, lease)
 
     async def _serve(self, shard: LeasedShard) -> None:
@@ -515,8 +518,6 @@ class LeasedSink(ShardSink):
         """Release a shard whose worker has exited."""
         shard.gone = True
         shard.reading.cancel()
-        for faults in shard.worker.faults:
-            self.account.add_faults(faults)
         # A worker that failed, or exited neither stopped nor at the shard's end, would
         # do so again here. A shard that has ended is not given up, as it may be reset.
         left = shard.worker.stopping or shard.worker.ended

@@ -194,10 +194,12 @@ class ShardedSink(ShardSink):
     ) -> None:
         """Stop the workers."""
         self._tasks.cancel_scope.cancel()
-        await self._tasks.__aexit__(None, None, None)
-        for shard in self._shards:
-            for faults in shard.worker.faults if shard.worker is not None else ():
-                self.account.add_faults(faults)
+        try:
+            await self._tasks.__aexit__(None, None, None)
+        finally:
+            for shard in self._shards:
+                for faults in shard.worker.faults if shard.worker is not None else ():
+                    self.account.add_faults(faults)
 
     async def _live(self, shard: _Shard, *, task_status: TaskStatus[None]) -> None:
         """Run the worker of a shard, and account for the outcomes of its messages."""

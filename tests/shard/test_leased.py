@@ -668,6 +668,44 @@ async def test_processors_that_fail_at_the_end_are_counted() -> None:
 
 
 @virtually
+async def test_processors_of_a_run_that_fails_are_counted() -> None:
+    """Their restarts and failures are in its report, with leases or not (issue 25)."""
+
+    class Damaged(Numbered):
+        async def runs(self) -> AsyncGenerator[Run | Position, None]:
+            async for run in self.numbered():
+                yield run.messages
+
+        async def numbered(self, after: int = -1) -> AsyncGenerator[AnnotatedRun, None]:
+            async for run in super().numbered(after):
+                yield run
+            raise StateUnusable("damaged")
+
+    for shared in (True, False):
+        processors, lives = Processors(), Counter[str]()
+
+        async def die_once(
+            worker: ScriptedWorker,
+            processors: Processors = processors,
+            lives: Counter[str] = lives,
+        ) -> int:
+            lives["begun"] += 1
+            return 3 if lives["begun"] == 1 else await processors(worker)
+
+        sink = None
+        if not shared:
+            launch = ScriptedLaunch(die_once)
+            sink = ShardedSink(STAGE, cut=Cut(3, "/user"), launch=launch)
+        source = Damaged(pause=1.0)
+        (report,) = await run_all(
+            runner(MemoryLeases(), die_once, source=source, sink=sink)
+        )
+        assert str(report.error) == "damaged"
+        account = report.ledger[-1]
+        assert (account.restarts, account.failures) == (1, 1), shared
+
+
+@virtually
 async def test_processor_that_fails_after_the_end_is_not_replaced() -> None:
     """The end of its shard is committed: how it exits then is of no importance."""
     for shared in (True, False):
