@@ -13,7 +13,10 @@ that was fenced off can still write its own file without harm.
      "load": "5f2d01c3", "run": "a97b3e10", "epoch": 17, "position": 4000, "ended": false,
      "output": "parquet /data/birds",
      "accounts": {"extract": [0, 0, ...], "clean": [4000, 3990, 10, ...]},
-     "letters": {"clean": 10240}}
+     "letters": {"clean": 10240}, "crc32": 2748391021}
+
+The checksum ``crc32`` is that of the other content, as JSON in the same order. A record
+of an earlier version, or in a sink's note, has none.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Self
+from zlib import crc32
 
 from etlstage.disk import sync
 from etlstage.errors import StateUnusable, os_reason
@@ -134,7 +138,7 @@ class CommitRecord:
     @property
     def note(self) -> str:
         """The record, for a sink to keep."""
-        return json.dumps({"format": _FORMAT, **asdict(self)})
+        return json.dumps(self._plain)
 
     def store(self, folder: Path, at: Callable[[str], None] | None = None) -> None:
         """
@@ -150,7 +154,8 @@ class CommitRecord:
         """
         path = _path(folder, self.fence)
         try:
-            put(path, {"format": _FORMAT, **asdict(self)}, at)
+            plain = self._plain
+            put(path, {**plain, "crc32": _crc(plain)}, at)
             self._sync(folder)
         except OSError as error:
             raise StateUnusable(
@@ -191,6 +196,10 @@ class CommitRecord:
                     record.store(folder)
                     return record
 
+    @property
+    def _plain(self) -> dict[str, Any]:
+        return {"format": _FORMAT, **asdict(self)}
+
     def _sync(self, folder: Path) -> None:
         try:
             sync(folder)
@@ -209,8 +218,12 @@ class CommitRecord:
     @classmethod
     def _of(cls, plain: Mapping[str, Any]) -> Self:
         values = dict(plain)
+        stored = values.pop("crc32", None)
+        own = _crc(values)
         if (found := values.pop("format")) != _FORMAT:
             raise ValueError(f"its format is {found!r}, expected {_FORMAT}")
+        if stored not in (None, own):
+            raise ValueError(f"its crc32 is {stored!r}, but its content has {own}")
         record = cls(**values)
         # Check what is compared or used as a name; the source checks its position.
         numbers = record.fence, record.epoch, *record.letters.values()
@@ -249,6 +262,11 @@ def _claimed(folder: Path, fence: int) -> Iterator[None]:
             yield
         finally:
             claim.unlink(missing_ok=True)
+
+
+def _crc(plain: object) -> int:
+    # Without sorted keys: a position's may be numbers, whose order is another as texts.
+    return crc32(json.dumps(plain).encode())
 
 
 def _path(folder: Path, fence: int) -> Path:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -76,9 +77,55 @@ def test_record_that_can_not_be_understood(
     """The error names the file and the remedy (issue 14)."""
     WHOLE.store(tmp_path)
     path = tmp_path / "record.3.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    plain = json.loads(path.read_text())
+    del plain["crc32"]  # the content is what is wrong
+    path.write_text(json.dumps(plain | change))
     with pytest.raises(StateUnusable, match=f"can't read {path} .*set another state"):
         CommitRecord.latest(tmp_path)
+
+
+@pytest.mark.parametrize("bit", [0, 4, 7])
+def test_flipped_bit_is_found(tmp_path: Path, bit: int) -> None:
+    """Wherever it is: another position, for example, loses messages (issue 23)."""
+    WHOLE.store(tmp_path)
+    path = tmp_path / "record.3.json"
+    text = path.read_bytes()
+    for at, byte in enumerate(text):
+        path.write_bytes(text[:at] + bytes([byte ^ 1 << bit]) + text[at + 1 :])
+        with pytest.raises(StateUnusable, match=f"can't read {path} "):
+            CommitRecord.latest(tmp_path)
+
+
+def test_wrong_checksum_is_reported(tmp_path: Path) -> None:
+    """The error has the checksum that is stored, and that of the content (issue 23)."""
+    WHOLE.store(tmp_path)
+    path = tmp_path / "record.3.json"
+    text = path.read_text()
+    crc = json.loads(text)["crc32"]
+    path.write_text(text.replace('["part", 4]', '["part", 5]'))
+    with pytest.raises(
+        StateUnusable, match=rf"\(its crc32 is {crc}, but its content has \d+\)"
+    ):
+        CommitRecord.latest(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "position", [{2: "a", 10: "b"}, ("ü", 1e300, {"b": 1, "a": 2})]
+)
+def test_checksum_is_that_of_what_is_read(tmp_path: Path, position: object) -> None:
+    """It is right for all that JSON can hold, in whatever layout (issue 23)."""
+    replace(WHOLE, position=position).store(tmp_path)
+    path = tmp_path / "record.3.json"
+    path.write_text(json.dumps(json.loads(path.read_text()), indent=2))
+    found = CommitRecord.latest(tmp_path).position
+    assert found == json.loads(json.dumps(position))
+
+
+def test_record_without_a_checksum_is_read(tmp_path: Path) -> None:
+    """An earlier version has written it (issue 23)."""
+    (tmp_path / "record.3.json").write_text(WHOLE.note)
+    assert "crc32" not in WHOLE.note
+    assert CommitRecord.latest(tmp_path) == WHOLE
 
 
 def test_record_that_can_not_be_stored(tmp_path: Path) -> None:
