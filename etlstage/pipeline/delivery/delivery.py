@@ -264,8 +264,8 @@ class Delivery:
         except ValueError as error:
             raise StateUnusable(
                 f"can't read the sink's note of load {self.record.load}"
-                f" ({error}): 'etlstage state reset {shlex.quote(str(self.folder))}'"
-                " starts from the beginning"
+                f" ({error}): to start from the beginning, remove what it has written,"
+                f" then use 'etlstage state reset {shlex.quote(str(self.folder))}'"
             ) from error
         # After a crash between the sink's commit and our record, the sink knows more.
         if record.epoch > self.record.epoch:

@@ -26,7 +26,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final, Self
 from zlib import crc32
@@ -121,18 +121,18 @@ class CommitRecord:
             ):
                 return cls.latest(folder)  # another run has replaced it meanwhile
             raise StateUnusable(f"can't read {path}: {os_reason(error)}") from error
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise StateUnusable(
-                f"can't read {path} ({error}): set another state to start from the"
-                " beginning"
+                f"can't read {path} ({error}): to start from the beginning, remove what"
+                " an interrupted load has written, and set another state"
             ) from error
 
     @classmethod
     def of_note(cls, note: str, *, fence: int) -> Self:
         """Return the record in a sink's note; raises ValueError if it is not one."""
         try:
-            return cls._of({**json.loads(note), "fence": fence})
-        except (KeyError, TypeError, AttributeError, RecursionError) as error:
+            return replace(cls._of(json.loads(note)), fence=fence)
+        except (TypeError, RecursionError) as error:
             raise ValueError(str(error)) from error
 
     @property
@@ -216,31 +216,41 @@ class CommitRecord:
             )
 
     @classmethod
-    def _of(cls, plain: Mapping[str, Any]) -> Self:
+    def _of(cls, plain: object) -> Self:
+        if not isinstance(plain, dict):
+            raise TypeError("it is not a JSON object")
         values = dict(plain)
         stored = values.pop("crc32", None)
         own = _crc(values)
-        if (found := values.pop("format")) != _FORMAT:
+        if (found := values.pop("format", None)) != _FORMAT:
             raise ValueError(f"its format is {found!r}, expected {_FORMAT}")
         if stored not in (None, own):
             raise ValueError(f"its crc32 is {stored!r}, but its content has {own}")
+        for key in values.keys() - {known.name for known in fields(cls)}:
+            raise ValueError(f"its key {key!r} is unknown")
         record = cls(**values)
-        # Check what is compared or used as a name; the source checks its position.
-        numbers = record.fence, record.epoch, *record.letters.values()
-        counts = (n for account in record.accounts.values() for n in account)
-        texts = record.load, record.run, record.delivery
-        if (
-            not all(isinstance(n, int) for n in (*numbers, *counts))
-            or not all(
-                isinstance(text, str) and re.fullmatch(r"[\w-]*", text)
-                for text in texts
-            )
-            or not isinstance(record.output, str)
-            or not isinstance(record.input, str)
-            or not isinstance(record.last, Mapping)
-        ):
+        if not record._sound:
             raise TypeError("its values are not of the right types")
         return record
+
+    @property
+    def _sound(self) -> bool:
+        # Check what is compared or used as a name; the source checks its position.
+        if not all(
+            isinstance(m, dict) for m in (self.accounts, self.letters, self.last)
+        ):
+            return False
+        accounts = self.accounts.values()
+        if not all(isinstance(account, list) for account in accounts):
+            return False
+        numbers = self.fence, self.epoch, *self.letters.values()
+        counts = (n for account in accounts for n in account)
+        names = self.load, self.run, self.delivery
+        return (
+            all(isinstance(n, int) for n in (*numbers, *counts))
+            and all(isinstance(t, str) for t in (*names, self.output, self.input))
+            and all(re.fullmatch(r"[\w-]*", name) for name in names)
+        )
 
 
 def fence_of(folder: Path) -> int:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -82,6 +83,36 @@ def test_record_that_can_not_be_understood(
     path.write_text(json.dumps(plain | change))
     with pytest.raises(StateUnusable, match=f"can't read {path} .*set another state"):
         CommitRecord.latest(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("[]", "it is not a JSON object"),
+        ("{}", "its format is None, expected 1"),
+        ('{"format": 1, "enddd": true}', "its key 'enddd' is unknown"),
+        ('{"format": 1, "load": 5}', "its values are not of the right types"),
+        ('{"format": 1, "letters": [5]}', "its values are not of the right types"),
+        (
+            '{"format": 1, "accounts": {"a": 5}}',
+            "its values are not of the right types",
+        ),
+        ('{"format": 1,', "Expecting .*"),
+    ],
+)
+def test_reason_is_plain(tmp_path: Path, text: str, reason: str) -> None:
+    """The remedy includes what another load would not remove (issue 23)."""
+    path = tmp_path / "record.3.json"
+    path.write_text(text)
+    with pytest.raises(StateUnusable) as caught:
+        CommitRecord.latest(tmp_path)
+    assert re.fullmatch(
+        rf"can't read {path} \({reason}\): to start from the beginning, remove what an"
+        " interrupted load has written, and set another state",
+        str(caught.value),
+    )
+    with pytest.raises(ValueError, match=reason):
+        CommitRecord.of_note(text, fence=3)
 
 
 @pytest.mark.parametrize("bit", [0, 4, 7])
