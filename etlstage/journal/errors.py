@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from json import JSONDecodeError
+
 from etlstage.errors import BlockDamaged, EtlstageError
 from etlstage.sequencing import AppendUncertain
 
@@ -12,6 +14,7 @@ __all__ = (
     "LimitReached",
     "OffsetGone",
     "ReaderBusy",
+    "flaw_of",
 )
 
 
@@ -84,3 +87,12 @@ class LimitReached(JournalError):
 
 class ReaderBusy(JournalError):
     """Raised when a reader of the same name is open, in this or another process."""
+
+
+def flaw_of(error: Exception) -> str:
+    """Return what is wrong with stored JSON, for an error of its interpretation."""
+    if isinstance(error, JSONDecodeError | UnicodeDecodeError):
+        return str(error)
+    if isinstance(error, KeyError):
+        return f"its key {error} is missing"
+    return "its values are not of the right types"

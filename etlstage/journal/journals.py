@@ -560,7 +560,7 @@ class Journals:
 
     def readers(self) -> list[Registered]:
         """Return all named readers."""
-        return registered(self.storage)
+        return registered(self.storage, self._where)
 
     def forget(self, reader: str) -> None:
         """Drop a reader's position, so that nothing is kept for it any longer."""

@@ -22,7 +22,12 @@ import anyio
 import anyio.to_thread
 
 from etlstage.errors import ConfigError, guess
-from etlstage.journal.errors import JournalDamaged, JournalError, ReaderBusy
+from etlstage.journal.errors import (
+    JournalDamaged,
+    JournalError,
+    ReaderBusy,
+    flaw_of,
+)
 from etlstage.journal.log import ByteLog, Group
 from etlstage.journal.run import RunFraming
 from etlstage.journal.storage import Storage
@@ -163,26 +168,30 @@ class Registered(NamedTuple):
     """For a pipeline's reader: identifies the load."""
 
 
-def registered(storage: Storage) -> list[Registered]:
-    """Return all named readers."""
+def registered(storage: Storage, where: str) -> list[Registered]:
+    """Return all named readers of the set at ``where``."""
     names = sorted(n for n in storage.names("readers") if n.endswith(".json"))
     found = []
     for name in names:
         if name.startswith("."):
             continue
         if data := storage.load(f"readers/{name}"):
-            found.append(_parsed(name[:-5], data))
+            found.append(_parsed(name[:-5], data, where))
     return found
 
 
-def _parsed(name: str, data: bytes) -> Registered:
+def _parsed(name: str, data: bytes, where: str) -> Registered:
     try:
         value = json.loads(data)
         checkpoint = checkpoint_of(value)
         needs, updated, load = value["needs"], value["updated"], value.get("load", "")
         return Registered(name, checkpoint, needs, updated, load)
     except (ValueError, LookupError, TypeError) as error:
-        raise JournalError(f"readers/{name}.json is not a position: {error}") from None
+        raise JournalError(
+            f"{where}/readers/{name}.json is not a position: {flaw_of(error)}; restore"
+            " it, or remove it: the reader then resumes where its state directory has"
+            " recorded, or begins anew"
+        ) from None
 
 
 def plain_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -300,26 +309,27 @@ class CommittedReader:
         self._on_error = on_error
         if ring is None:
             ring = _RUNS if journals.content_type == RunFraming.content_type else 8192
-        self._held = self._hold() if name is not None else None
-        if position is None and name is not None:
-            known = {one.name: one for one in registered(self._storage)}
-            if (one := known.get(name)) is not None and one.load == (load or one.load):
-                position = one.checkpoint
-        begins = position is None and name is not None
-        position = position or Checkpoint({}, [])
-        self._sequencer = Sequencer(*position, ring=ring)
-        self._offsets: dict[str, int] = dict(position.offsets)
         # By journal, the end of the last range that was skipped.
         self._passed: dict[str, int] = {}
-        # By journal, the offset up to which bytes would outlive a machine crash.
-        self._secured: dict[str, int] = dict(position.offsets)
         self._iterators: dict[str, ReadUncommitted] = {}
         self._readers: dict[str, LogReader] = {}
         self._turn: list[str] = []
         self._specs: object = None
         self._due = 0.0
         self._refresh_at = 0.0
+        self._held = self._hold() if name is not None else None
         try:
+            if position is None and name is not None:
+                known = {one.name: one for one in journals.readers()}
+                one = known.get(name)
+                if one is not None and one.load == (load or one.load):
+                    position = one.checkpoint
+            begins = position is None and name is not None
+            position = position or Checkpoint({}, [])
+            self._sequencer = Sequencer(*position, ring=ring)
+            self._offsets: dict[str, int] = dict(position.offsets)
+            # By journal, the offset up to which bytes would outlive a machine crash.
+            self._secured: dict[str, int] = dict(position.offsets)
             if begins and journals.drops:
                 self._have_all_kept()
             self._look()

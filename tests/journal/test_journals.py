@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -502,6 +503,35 @@ def test_position_that_is_none() -> None:
     storage.replace("readers/r.json", b"[]")
     with pytest.raises(JournalError, match=r"readers/r\.json is not a position"):
         journals.readers()
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('{"states": [', r"Expecting value: line 1 column 13 \(char 12\)"),
+        ('{"states": []}', "its key 'offsets' is missing"),
+        ('{"states": [5]}', "its values are not of the right types"),
+        ("[]", "its values are not of the right types"),
+    ],
+)
+def test_place_of_a_position_that_is_none(
+    tmp_path: Path, text: str, reason: str
+) -> None:
+    """The error has the set's place, a plain reason and the remedy (issue 24)."""
+    with Journals.open(tmp_path) as journals:
+        journals.read_committed("r").close()
+        path = tmp_path / "readers" / "r.json"
+        path.write_text(text)
+        for read in journals.readers, partial(journals.read_committed, "r"):
+            with pytest.raises(
+                JournalError,
+                match=f"^{path} is not a position: {reason}; restore it, or remove it:"
+                " the reader then resumes where its state directory has recorded, or"
+                " begins anew$",
+            ):
+                read()
+        path.unlink()
+        journals.read_committed("r").close()
 
 
 # --- sync --------------------------------------------------------------------------
