@@ -22,7 +22,7 @@ import anyio.to_thread
 
 from etlstage.errors import ConfigError, guess
 from etlstage.journal.broker import Broker, BrokerLog
-from etlstage.journal.errors import JournalError, LimitReached
+from etlstage.journal.errors import JournalError, LimitReached, flaw_of
 from etlstage.journal.log import ByteLog, JournalLog
 from etlstage.journal.reader import (
     CommittedReader,
@@ -306,7 +306,9 @@ class Journals:
             )
         except (ValueError, LookupError, TypeError) as error:
             raise JournalError(
-                f"{self._where}: {_SPEC} does not describe a set of journals: {error!r}"
+                f"{self._where}: {_SPEC} does not describe a set of journals:"
+                f" {flaw_of(error)}; restore the file, or copy that of a new set with the"
+                " same name and settings"
             ) from None
         self._raw = raw
         self._specs = specs

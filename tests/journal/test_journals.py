@@ -396,10 +396,23 @@ def test_folder_that_is_no_set(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        ("", "spec.json does not describe a set of journals: JSONDecodeError"),
-        ("{", "does not describe a set"),
-        ("{}", "does not describe a set"),
-        ('{"layout": 1}', "does not describe a set"),
+        (
+            "",
+            "spec.json does not describe a set of journals: Expecting value: .*restore",
+        ),
+        ("{", "does not describe a set of journals: Expecting .*restore"),
+        (
+            "{}",
+            "does not describe a set of journals: its key 'layout' is missing; rest",
+        ),
+        (
+            '{"layout": 1}',
+            "does not describe a set .*: its key 'name' is missing; rest",
+        ),
+        (
+            "[]",
+            "does not describe a set .*: its values are not of the right types; rest",
+        ),
         (
             '{"layout": 2}',
             "its layout is 2, expected no more than 1: .* newer etlstage",
@@ -411,6 +424,26 @@ def test_spec_that_is_none(tmp_path: Path, text: str, error: str) -> None:
     (tmp_path / "spec.json").write_text(text)
     with pytest.raises(JournalError, match=error):
         Journals.open(tmp_path)
+
+
+def test_spec_that_is_lost(tmp_path: Path) -> None:
+    """That of a new set with the same name and settings replaces it (issue 24)."""
+    path = tmp_path / "set" / "spec.json"
+    with Journals.open(path.parent, partitions=2) as journals:
+        journals.append("set/part-001", b'{"n": 1}\n')
+    path.write_bytes(path.read_bytes()[:40])
+    with pytest.raises(
+        JournalError,
+        match=r": Unterminated string .*; restore the file, or copy that of a new set"
+        " with the same name and settings$",
+    ):
+        Journals.open(path.parent)
+    Journals.open(tmp_path / "new" / "set", partitions=2).close()
+    path.write_bytes((tmp_path / "new" / "set" / "spec.json").read_bytes())
+    with Journals.open(path.parent) as journals:
+        (found,) = journals.read_uncommitted("set/part-001")
+        assert isinstance(found.message, JsonMessage)
+        assert found.message["n"] == 1
 
 
 @pytest.mark.parametrize(
