@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from json import JSONDecodeError
+from typing import Final
 
 from etlstage.errors import BlockDamaged, EtlstageError
 from etlstage.sequencing import AppendUncertain
 
 __all__ = (
+    "AT_EDGE",
     "AppendInDoubt",
     "JournalDamaged",
     "JournalError",
@@ -16,6 +18,13 @@ __all__ = (
     "ReaderBusy",
     "flaw_of",
 )
+
+
+AT_EDGE: Final = (
+    "at a durable edge, remove what the load has written, then start from the"
+    " beginning with 'etlstage state reset --yes'"
+)
+"""The remedy for damage of journals that a pipeline keeps in its state."""
 
 
 class JournalError(EtlstageError):
@@ -40,7 +49,7 @@ class JournalDamaged(JournalError, BlockDamaged):
     def __init__(self, journal: str, segment: str, offset: int, why: str) -> None:
         super().__init__(
             f"{journal}: damaged at offset {offset}, in segment {segment}: {why};"
-            " on_damage='skip' reads what follows"
+            f" 'on_damage: skip' reads what follows; {AT_EDGE}"
         )
         self.journal = journal
         self.offset = offset

@@ -23,6 +23,7 @@ import anyio.to_thread
 
 from etlstage.errors import ConfigError, guess
 from etlstage.journal.errors import (
+    AT_EDGE,
     JournalDamaged,
     JournalError,
     ReaderBusy,
@@ -525,7 +526,8 @@ class CommittedReader:
             elif (offset := self._offsets[spec.name]) > (reach := log.reach()):
                 raise JournalError(
                     f"{spec.name}: the position is offset {offset}, but the journal ends"
-                    f" at {reach}: it is not the journal that was read; use another reader"
+                    f" at {reach}: it is not the journal that was read; use another reader;"
+                    f" {AT_EDGE}"
                 )
             on_error = None if self._on_error is None else self._pass_over
             reader = LogReader(log, spec, self._offsets[spec.name], on_error=on_error)

@@ -656,6 +656,30 @@ async def test_fewer_journals_are_appended_to(tmp_path: Path) -> None:
     assert used().count("1") > before.count("1")
 
 
+@pytest.mark.parametrize(
+    ("at", "error"),
+    [(0, "journals/part-000: damaged at offset 0"), (None, "the position is offset")],
+)
+async def test_damage_of_an_edge_has_a_remedy(
+    tmp_path: Path, at: int | None, error: str
+) -> None:
+    """No setting skips it there, and the reader has a fixed name (issue 24)."""
+    await run(divided(tmp_path, MemorySink(), last=0))
+    if at is None:
+        at_second = {1: counting("recorded", 2)}
+        await run(divided(tmp_path, MemorySink(), first=1, at=at_second))
+    (log,) = (tmp_path / "edge-0" / "journals").glob("*/*.log")
+    data = bytearray(log.read_bytes())
+    data[60] ^= 1
+    log.write_bytes(data if at is not None else data[:56])
+    report = await run(divided(tmp_path, MemorySink(), first=1))
+    assert error in str(report.error)
+    assert str(report.error).endswith(
+        "; at a durable edge, remove what the load has written, then start from the"
+        " beginning with 'etlstage state reset --yes'"
+    )
+
+
 async def test_message_that_is_lost_in_an_edge_fails_the_run(tmp_path: Path) -> None:
     """The ledger must balance over the edge, or the run fails."""
     made = divided(tmp_path, MemorySink())
