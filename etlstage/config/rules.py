@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from etlstage.config.case import CaseKeys
+from etlstage.config.end import name_of
 from etlstage.errors import guess
 from etlstage.pipeline.journal_settings import misordered
 from etlstage.settings.definition import broken, judged
@@ -190,9 +191,9 @@ def _order(
             " the source can use the source's"
         )
         yield broken(loc, text)
-    elif not keys.extract.end.keyed:
-        text = "needs a key, a JSON pointer such as /id, or extract.spark.key"
-        yield broken(loc, text)
+    elif not (end := keys.extract.end).keyed:
+        key = f", or extract.{name_of(end)}.key" if hasattr(end, "key") else ""
+        yield broken(loc, f"needs a key, a JSON pointer such as /id{key}")
 
 
 def _names(keys: PipelineKeys) -> Iterator[Problem]:

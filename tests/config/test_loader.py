@@ -370,7 +370,7 @@ def test_problem_of_a_worker(path: Path, keys: str, error: str) -> None:
             "order: random",
             "order: unknown order 'random', expected 'total' or 'key' or 'none'",
         ),
-        ("order: key", "order: needs a key, a JSON pointer such as /id, or extract"),
+        ("order: key", "order: needs a key, a JSON pointer such as /id"),
         ("order: key, key: id", "key: expected a JSON pointer such as /id, got 'id'"),
         ("order: key, key: /a~2", "key: expected a JSON pointer such as /id, got"),
         ("key: /id", "key: needs order: key"),
@@ -803,7 +803,7 @@ def test_rule_about_what_could_not_be_read_is_silent(path: Path) -> None:
     first = "only the first stage after the source can use the source's"
     assert problems == [
         "extract.dialect.mode: unknown mode 'cyclc' (did you mean 'cyclic'?)",
-        f"transform[0].order: {key}, or extract.spark.key",
+        f"transform[0].order: {key}",
         "transform[0].workers: expected a whole number, got '0.5'",
         f"load.order: {key}: {first}",
         "tests[0].stage: unknown stage 'b', expected one of extract, a, load",
