@@ -64,8 +64,8 @@ class Source(ABC):
         self.name = name
         self.faults: Faults = Faults()
         self.busy: float = 0.0
-        """Seconds in which any worker held a message; like the faults of the workers,
-        complete when :meth:`runs` ends."""
+        """Seconds in which any worker held a message, complete when :meth:`runs` ends.
+        The faults of the workers are up to date at each position, too."""
 
     supervisor: AsyncSupervisor | None = None
     """The supervisor of its workers, if it has any, as soon as they are started."""

@@ -8,8 +8,8 @@ unprocessed. The messages that it makes of them are what the next stage takes in
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
@@ -88,11 +88,23 @@ class Account:
         """The counts, as :data:`COUNTS` names them."""
         return [getattr(self, name) for name in COUNTS]
 
-    @property
-    def settled(self) -> list[int]:
-        """The counts without pending messages, which belong to a later epoch."""
-        received = self.moved if self.kind is not StageKind.EXTRACT else self.dead
-        return [received, *self.counts[1:]]
+    def settled(self, running: Faults, skipped: int = 0) -> list[int]:
+        """
+        Return the counts without pending messages, which belong to a later epoch.
+
+        Args:
+            running: Restarts and failures of workers that still run.
+            skipped: Messages that these reported as skipped.
+
+        """
+        settled = replace(
+            self,
+            received=self.moved if self.kind is not StageKind.EXTRACT else self.dead,
+            skipped=self.skipped + skipped,
+            restarts=self.restarts + running.restarts,
+            failures=self.failures + running.failures,
+        )
+        return settled.counts
 
     def add(self, counts: Sequence[int]) -> None:
         """Add the counts of another account of the stage."""
@@ -100,11 +112,11 @@ class Account:
         for name, count in zip(COUNTS, counts, strict=False):
             setattr(self, name, getattr(self, name) + count)
 
-    def add_mismatches(self, mismatches: Mapping[str, int]) -> None:
-        """Add a supervisor's counts of replies that broke a promise."""
-        for promise, count in mismatches.items():
+    def add_mismatches(self, promises: Iterable[str]) -> None:
+        """Count replies, each by the promise that it broke."""
+        for promise in promises:
             name = f"mismatched_{promise}"
-            setattr(self, name, getattr(self, name) + count)
+            setattr(self, name, getattr(self, name) + 1)
 
     @property
     def mismatches(self) -> dict[str, int]:

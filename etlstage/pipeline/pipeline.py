@@ -31,7 +31,7 @@ import anyio.lowlevel
 from anyio.abc import TaskGroup, TaskStatus
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from etlstage.errors import InputDamaged, RepliesDoubtful, StageError
+from etlstage.errors import Faults, InputDamaged, RepliesDoubtful, StageError
 from etlstage.messages import Passed, Position, Run, counted, joined
 from etlstage.pipeline.dead_letter.policy import DeadLetterPolicy, config_of
 from etlstage.pipeline.dead_letter.store import DeadLetters
@@ -300,7 +300,8 @@ class Pipeline(Runner):
                         continue
                     if isinstance(item, Position):
                         await policy.flush()
-                        item = item._replace(passed=(self._passed(account),))
+                        passed = self._passed(account, self._source.faults)
+                        item = item._replace(passed=(passed,))
                     else:
                         if len(item) > self._left:
                             item = item[: int(self._left)]
@@ -350,7 +351,6 @@ class Pipeline(Runner):
         finally:
             account.skipped += supervisor.skipped
             account.doubtful += supervisor.doubtful
-            account.add_mismatches(supervisor.mismatches)
             account.add_faults(supervisor.faults)
             account.busy += supervisor.busy
             closed.set()
@@ -381,10 +381,12 @@ class Pipeline(Runner):
                     self._move(account)
                     if isinstance(answer, Position):
                         await policy.flush()
-                        yield answer._replace(
-                            passed=(*answer.passed, self._passed(account))
+                        passed = self._passed(
+                            account, supervisor.faults, supervisor.skipped
                         )
+                        yield answer._replace(passed=(*answer.passed, passed))
                         continue
+                    account.add_mismatches(promise for _, promise in answer.mismatches)
                     # Results before a refusal that ends the run are passed on.
                     parts = (answer,) if keeps else answer.parts()
                     for part in parts:
@@ -507,11 +509,11 @@ class Pipeline(Runner):
             if (doubt := supervisor.doubt) is not None:
                 raise doubt
 
-    def _passed(self, account: Account) -> Passed:
+    def _passed(self, account: Account, faults: Faults, skipped: int = 0) -> Passed:
         """Return what a stage has done up to the position that leaves it now."""
         letters = self._dead_letters
         size = letters.size(account.stage) if letters is not None else 0
-        return Passed(account.stage, account.settled, size)
+        return Passed(account.stage, account.settled(faults, skipped), size)
 
     async def _begin(self) -> bool:
         """Resume where the last run stopped; return whether everything is loaded."""

@@ -67,9 +67,10 @@ class WorkerSource(Source):
         try:
             async with supervisor, aclosing(self._rounds(supervisor)) as rounds:
                 async for item in rounds:
+                    self.faults: Faults = supervisor.faults
                     yield item
         finally:
-            self.faults: Faults = supervisor.faults
+            self.faults = supervisor.faults
             self.busy: float = supervisor.busy
         if (doubt := supervisor.doubt) is not None:
             raise doubt

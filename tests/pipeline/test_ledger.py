@@ -157,7 +157,7 @@ def test_accounts_are_added_up() -> None:
     account = Account("a", StageKind.TRANSFORM, received=3, done=2, dead=1, produced=9)
     account.add([1, 0, 0, 0, 1, 0, 2, 3, 4, 5, 0, 6, 0, 0, 0])
     assert account.counts == [4, 2, 1, 0, 1, 9, 2, 3, 4, 5, 0, 6, 0, 0, 0]
-    account.add_mismatches({"json": 1, "where": 2})
+    account.add_mismatches(["where", "json", "where"])
     assert account.mismatches == {"json": 7, "where": 2}
     assert account.mismatched == 9
     account.add([1])  # from a version with fewer counts

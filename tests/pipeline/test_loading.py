@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from etlstage.errors import SinkFailed, SourceFailed, StateUnusable
+from etlstage.errors import Faults, SinkFailed, SourceFailed, StateUnusable
 from etlstage.messages import Passed, Position, Run
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.delivery.delivery import Bounds, Delivery, take_over
@@ -23,14 +24,18 @@ from etlstage.pipeline.ledger import Ledger
 from etlstage.pipeline.loading import Loading
 from etlstage.pipeline.pipeline import Pipeline
 from etlstage.pipeline.report import Report
+from etlstage.stage import RecyclePolicy, ReplyContract
 from etlstage.testing import (
     MemoryEpochs,
     MemoryEpochSink,
     MemorySource,
+    ScriptedLaunch,
+    ScriptedWorker,
     run_virtually,
 )
 from tests.patience import HANG
 from tests.pipeline.ends import Wait
+from tests.supervisor.workers import stage
 
 STEPS = ["begin", "written", "committed", "aside"]
 
@@ -419,6 +424,49 @@ async def test_source_forgets_what_it_kept_behind_the_record(tmp_path: Path) -> 
         assert made.steps[-2:] == ["recorded", "finished"]
 
 
+async def test_report_counts_what_happened_to_workers_in_all_starts(
+    tmp_path: Path,
+) -> None:
+    """Up to the epoch from which the next start resumes (issue 23)."""
+
+    async def script(worker: ScriptedWorker) -> None:
+        async for message in worker.messages():
+            worker.tell(metric="skipped", add=1)
+            await worker.reply(message, message)
+
+    async def start(at: Callable[[str], None] | None = None) -> Report:
+        twice = replace(
+            stage("echo", window=1),
+            expect=ReplyContract(outputs=1),
+            on_mismatch="count",
+            recycle=RecyclePolicy(max_messages=1, variance=0),
+        )
+        bounds = Bounds(messages=10, seconds=3600)
+        delivery = Delivery(tmp_path, exactly_once=True, bounds=bounds)
+        if at is not None:
+            delivery.at = at
+        made = Pipeline(
+            name="p",
+            source=Numbers(30, 5),
+            stages=[twice],
+            sink=MemoryEpochSink(epochs),
+            delivery=delivery,
+            launch=ScriptedLaunch(script),
+        )
+        with anyio.fail_after(HANG):
+            return await made.run()
+
+    epochs = MemoryEpochs()
+    assert isinstance((await start(stop_at("recorded", 2))).error, Stopped)
+    assert CommitRecord.latest(tmp_path).position == 10
+    report = await start()
+    assert report.status == "done"
+    (_, account, _) = report.ledger
+    assert (account.done, account.mismatches) == (30, {"outputs": 30})
+    assert account.skipped >= 30
+    assert account.restarts >= 28
+
+
 @pytest.mark.parametrize("covered", [2, 3])
 async def test_run_that_is_drained_between_two_positions(
     tmp_path: Path, covered: int
@@ -430,7 +478,7 @@ async def test_run_that_is_drained_between_two_positions(
     """
     with bench(tmp_path) as made:
         made.ledger[0].produced = covered
-        passed = Passed("extract", made.ledger[0].settled)
+        passed = Passed("extract", made.ledger[0].settled(Faults()))
         await made.take([b"1", b"2"], Position(2, passed=(passed,)))
         made.ledger[0].produced = 3
         with nullcontext() if covered == 3 else pytest.raises(SourceFailed):

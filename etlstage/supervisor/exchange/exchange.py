@@ -104,6 +104,9 @@ class Outcome(NamedTuple):
     """Why there are no outputs: the messages were refused, or lost."""
     refused: Refusals = Refusals()
     """The refused ones of several messages that a worker answered one by one."""
+    mismatches: tuple[tuple[int, str], ...] = ()
+    """Places of messages, counted from ``start``, whose replies broke the contract of
+    the stage, each with the first promise that it broke."""
 
     @property
     def failed(self) -> int:
@@ -130,6 +133,10 @@ class Outcome(NamedTuple):
         groups = self.replies[start:end] if error is None else ()
         messages = self.messages[start:end]
         part = Outcome(self.start + start, messages, groups, size, reply_size, error)
+        if self.mismatches:
+            inside = ((place - start, name) for place, name in self.mismatches)
+            mine = tuple((at, name) for at, name in inside if 0 <= at < len(messages))
+            part = part._replace(mismatches=mine)
         return part.refusing(self.refused, start) if self.refused else part
 
     def refusing(self, refused: Refusals, at: int) -> Outcome:
@@ -146,7 +153,7 @@ class Outcome(NamedTuple):
         """
         Return the same, but refuse messages whose replies break the contract.
 
-        If mismatches are only counted, the outcome is returned unchanged.
+        If mismatches are only counted, no message is refused.
 
         Args:
             checker: Checks the replies, and counts mismatches.
@@ -165,8 +172,10 @@ class Outcome(NamedTuple):
         errors = dict(self.refused)
         broken = {place: flaw for place, flaw in broken.items() if place not in errors}
         checker.found.update(flaw.promise for flaw in broken.values())
+        found = tuple((place, flaw.promise) for place, flaw in broken.items())
+        counted = self._replace(mismatches=found)
         if not broken or stage.on_mismatch == "count":
-            return self
+            return counted
         replies = list(self.replies)
         for place, flaw in broken.items():
             error = ContractBroken(f"stage {stage.name}: the reply {flaw}")
@@ -175,7 +184,7 @@ class Outcome(NamedTuple):
             errors[place], replies[place] = error, ()
         places = sorted(errors)
         known = Refusals(places, [errors[place] for place in places], _itself)
-        return self._replace(groups=replies).refusing(known, 0)
+        return counted._replace(groups=replies).refusing(known, 0)
 
     def parts(self) -> Iterator[Outcome]:
         """Yield the same in pieces, each of which is answered or refused as a whole."""

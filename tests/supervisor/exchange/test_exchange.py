@@ -214,5 +214,9 @@ def test_mismatches_that_are_only_counted() -> None:
     contract = ReplyContract(outputs=1, max_seconds=1)
     checker, run = promising(expect=contract, on_mismatch="count")
     outcome = Outcome(7, [b"a", b"b"], [(), (b"1",)], 2)
-    assert outcome.checked(checker, run, {8: 2.0, 9: 3.0}) is outcome
+    checked = outcome.checked(checker, run, {8: 2.0, 9: 3.0})
+    assert checked[:-1] == outcome[:-1]
+    assert checked.mismatches == ((0, "outputs"), (1, "max_seconds"))
     assert checker.found == {"outputs": 1, "max_seconds": 1}
+    parts = [checked.cut(at, at + 1).mismatches for at in range(2)]
+    assert parts == [((0, "outputs"),), ((0, "max_seconds"),)]
