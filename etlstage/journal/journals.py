@@ -11,8 +11,15 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Generator,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -358,14 +365,44 @@ class Journals:
                 f"{self.name}: a broker's journals are created at the broker; open them"
                 " with their number as partitions"
             )
-        with self.storage.locked("lock"):
-            self.refresh()
-            spec = json.loads(self._raw)
+        with self._changing() as spec:
             spec["partitions"] = _checked(spec["partitions"] + count)
             if labels is not None:
                 spec["labels"] = dict(labels)
-            self.storage.replace(_SPEC, json.dumps(spec).encode())
+
+    def set_retention(self, *, keep: Keep, limit: str | None) -> None:
+        """
+        Change what a set in a folder keeps, and what readers may have unread.
+
+        Other processes follow when they next look at the set.
+
+        Args:
+            keep: See :class:`Journals`.
+            limit: Likewise.
+
+        Raises:
+            ConfigError: If one is invalid.
+            JournalError: If the journals are a broker's.
+
+        """
+        Retention.of(keep)
+        limit_of(limit)
+        if self.broker is not None:
+            raise JournalError(f"{self.name}: a broker decides what its journals keep")
+        with self._changing() as spec:
+            spec |= {"keep": keep, "limit": limit}
+        self._room.clear()
+
+    @contextmanager
+    def _changing(self) -> Iterator[dict[str, Any]]:
+        """Lock the set while entered, and store the changes of its spec."""
+        with self.storage.locked("lock"):
             self.refresh()
+            spec = json.loads(self._raw)
+            yield spec
+            if (raw := json.dumps(spec).encode()) != self._raw:
+                self.storage.replace(_SPEC, raw)
+                self.refresh()
 
     def log(self, journal: str) -> JournalLog:
         """Return the log of a journal in a folder; refuse a broker's."""

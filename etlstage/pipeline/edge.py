@@ -84,7 +84,7 @@ class DurableEdge:
         partitions: Number of journals to which messages are appended.
         key: See :class:`~etlstage.pipeline.journal_sink.JournalSink`.
         mapping: Likewise.
-        keep: For new journals, likewise.
+        keep: Likewise.
         limit: Likewise.
         sync: Likewise.
 
@@ -218,6 +218,7 @@ class DurableEdge:
             labels=self._wanted,
             **self._settings,
         ) as journals:
+            journals.set_retention(**self._settings)
             if _labels(journals) != self._wanted:
                 with Delivery(self.before), Delivery(self.behind):
                     missing = int(self._wanted["partitions"]) - len(journals.select())
