@@ -44,7 +44,8 @@ class Trial:
         only: The part to run of a pipeline with durable edges.
 
     Raises:
-        ConfigError: If nothing can be recorded in that folder.
+        ConfigError: If nothing can be recorded in that folder, or both ``until`` and
+            ``only`` are given.
 
     """
 
@@ -58,6 +59,11 @@ class Trial:
         until: str | None = None,
         only: Only = WHOLE,
     ) -> None:
+        if until is not None and only != WHOLE:
+            raise ConfigError(
+                "--until keeps nothing at durable edges, so it can't be combined with"
+                " --only-before and --only-behind"
+            )
         self.until: str | None = until
         self._only = only
         self._most = most

@@ -230,6 +230,8 @@ class DividedPipeline(Runner):
     async def _run(self) -> Status:
         await anyio.to_thread.run_sync(self._prepare)
         again = await self._begins()
+        if not again:
+            await anyio.to_thread.run_sync(self._take_up_first)
         self._running = set(range(self._first + (not again), self._last + 1))
         inner = range(self._first, self._last)
         self._counted = {number: anyio.Event() for number in inner}
@@ -310,6 +312,15 @@ class DividedPipeline(Runner):
         exhausted = record.position is None or self._whole[0]._reads_on
         ended = record.pending or (record.ended and exhausted)
         return bool(record.load) and ended and not any(one.waits for one in before)
+
+    def _take_up_first(self) -> None:
+        """Count what the first part, which has ended already, did in earlier starts."""
+        record = CommitRecord.latest(self._edges[0].before)
+        part = self._parts[0]
+        if record.whole:
+            part._carry(record)
+            if part._dead_letters is not None:
+                part._dead_letters.take_up(record.run)
 
     @property
     def _touched(self) -> range:
@@ -405,4 +416,6 @@ class DividedPipeline(Runner):
         )
 
     def _covered(self, status: Status) -> str:
-        return "" if self._first else self._parts[0]._covered(status)
+        if self._first or self._last < len(self._edges):
+            return ""  # the input is not read again before all parts have loaded it
+        return self._parts[0]._covered(status)

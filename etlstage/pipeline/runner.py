@@ -265,13 +265,9 @@ class Runner(ABC):
             await self._begin_landing(resumed=resumed)
         record = delivery.record
         if resumed and delivery.whole:
-            self._number = record.run
             if letters is not None:
                 letters.resume(record.run, record.letters)
-            self._carried = record.accounts
-            for account in self.ledger:
-                if counts := record.accounts[account.stage]:
-                    account.add(counts)
+            self._carry(record)
         if record.epoch:
             _log.info(
                 "resuming after the last recorded epoch",
@@ -280,6 +276,14 @@ class Runner(ABC):
                 run=record.run,
             )
         return record
+
+    def _carry(self, record: CommitRecord) -> None:
+        """Continue the run of a record, with its accounts."""
+        self._number = record.run
+        self._carried = record.accounts
+        for account in self.ledger:
+            if counts := record.accounts[account.stage]:
+                account.add(counts)
 
     def _begin_run(self, delivery: Delivery, *, from_start: bool = False) -> bool:
         letters = self._dead_letters

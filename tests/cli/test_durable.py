@@ -98,6 +98,7 @@ def test_halves_are_run_apart(etlstage: Etlstage, tmp_path: Path) -> None:
     (edge,) = (edge for edge in report["edges"] if "journals" in edge)
     assert edge["name"] == "translate -> translate/edge"
     assert edge["journals"]["messages"] == 1000
+    assert "loads everything again" not in done.stdout
     done = etlstage("run", "p.yaml", "--only-behind", "translate")
     assert "0 appended, 1,000 read, 0 wait" in done.stdout
     assert loaded(tmp_path) == sorted(lines)
@@ -106,6 +107,11 @@ def test_halves_are_run_apart(etlstage: Etlstage, tmp_path: Path) -> None:
     assert "no stage 'polish' has a durable edge, expected one of translate" in (
         done.stderr
     )
+    for option in ("--only-before", "--only-behind"):
+        words = "--until", "translate", option, "translate"
+        done = etlstage("run", "p.yaml", *words)
+        assert done.returncode == 2
+        assert "can't be combined with --only-before and --only-behind" in done.stderr
 
 
 def test_output_of_the_last_load_is_refused_before_anything_is_read(

@@ -37,7 +37,14 @@ from etlstage.pipeline.journal_sink import JournalSink
 from etlstage.pipeline.pipeline import Pipeline
 from etlstage.pipeline.report import Report
 from etlstage.stage import Order, Stage, WorkerProgram
-from etlstage.testing import MemorySink, MemorySource, ScriptedLaunch, ScriptedWorker
+from etlstage.testing import (
+    MemoryEpochs,
+    MemoryEpochSink,
+    MemorySink,
+    MemorySource,
+    ScriptedLaunch,
+    ScriptedWorker,
+)
 from tests.patience import HANG
 from tests.pipeline.test_journal import committed, counting
 from tests.pipeline.test_loading import Numbers, Stopped, numbers
@@ -403,6 +410,71 @@ async def test_first_half_ends_at_the_limit_without_the_other(tmp_path: Path) ->
     report = await run(divided(tmp_path, sink, count=300, limit="8KiB"))
     assert report.status == "done"
     assert plain(sink.messages) == sorted(numbers(300))
+
+
+async def test_limit_is_that_of_the_last_start(tmp_path: Path) -> None:
+    """Not that with which the journals were made (issue 24)."""
+    limits: tuple[str | None, ...] = ("1MiB", "8KiB", None)
+    appended = []
+    for limit in limits:
+        first = divided(tmp_path, MemorySink(), count=300, last=0, limit=limit)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run, first)
+            if limit == "8KiB":
+                with anyio.fail_after(HANG):
+                    while not first.activity:  # noqa: ASYNC110
+                        await anyio.sleep(0.01)
+                first.drain()
+        appended.append(first.report("done").durable[0].appended)
+        if limit == "1MiB":
+            await run(divided(tmp_path, MemorySink(), first=1, limit=limit))
+    assert appended[0] == 300
+    assert 0 < appended[1] < 300
+    assert sum(appended[1:]) == 300
+
+
+async def test_report_counts_a_half_that_has_ended(tmp_path: Path) -> None:
+    """As it counts all starts of a load (issue 24)."""
+
+    async def work(worker: ScriptedWorker) -> int:
+        async for message in worker.messages():
+            if message == b"7":
+                await worker.refuse("no seven")
+            else:
+                await worker.reply(message)
+        return 0
+
+    def parts(at: Callable[[str], None] | None) -> DividedPipeline:
+        made = DividedPipeline.cut(
+            "p",
+            state=tmp_path,
+            source=Numbers(20, 5),
+            stages=[upper("one"), upper("two")],
+            sink=MemoryEpochSink(epochs),
+            durable={"one": {}},
+            bounds=Bounds(messages=5, seconds=3600),
+            launch=ScriptedLaunch(work),
+        )
+        if at is not None:
+            behind = made._parts[1]._delivery
+            assert behind is not None
+            behind.at = at
+        return made
+
+    epochs = MemoryEpochs()
+    await run(parts(counting("begin", 1)))
+    assert CommitRecord.latest(tmp_path).pending
+    report = await run(parts(None))
+    assert report.status == "done"
+    assert [(a.stage, a.made, a.dead) for a in report.ledger] == [
+        ("source", 20, 0),
+        ("one", 19, 1),
+        ("two", 19, 0),
+        ("sink", 19, 0),
+    ]
+    assert report.dead_letters.messages == 1
+    assert report.durable[0].appended == 0
+    assert len(epochs.messages) == 19
 
 
 async def test_halves_are_drained_together(tmp_path: Path) -> None:

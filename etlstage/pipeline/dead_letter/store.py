@@ -299,6 +299,11 @@ class DeadLetters:
                 cut(path, size, self._check_held)
         except OSError as error:
             raise unusable(self._state, error) from error
+        self.take_up(run)
+
+    def take_up(self, run: str) -> None:
+        """Become the store of an earlier run, and count its letters; blocks."""
+        self.run = run
         self.recall()
         self.count, self._known = len(self._known), {}
 
