@@ -116,10 +116,12 @@ class _DdlReader:
                 break
         if self._next.kind is not None:
             raise self._unexpected("a comma or the end after a column")
-        names = [column.name.lower() for column in self.columns]
-        for column in self.columns:
-            if names.count(column.name.lower()) > 1:
-                raise ValueError(f"column {column.name!r} appears twice")
+        names: dict[str, str] = {}
+        for name in (column.name for column in self.columns):
+            if (first := names.get(name.lower())) is not None:
+                also = f", also as {name!r}" if name != first else ""
+                raise ValueError(f"column {first!r} appears twice{also}")
+            names[name.lower()] = name
 
     @property
     def _next(self) -> _Token:

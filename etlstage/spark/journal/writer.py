@@ -304,7 +304,11 @@ class _AppendingTask:
             for batch in batches:
                 messages = self._writer.messages_of(batch)
                 if messages.problem is not None:
-                    raise SinkFailed(f"format {NAME}: {messages.problem}", stage=NAME)
+                    raise SinkFailed(
+                        f"format {NAME}: {messages.problem} rows of a batch: filter these"
+                        " rows, or give them a message with coalesce(..., '')",
+                        stage=NAME,
+                    )
                 await sink.write(messages)
             await sink.flush()
             return sink

@@ -94,7 +94,8 @@ def test_a_write_that_fails_is_never_seen(spark: SparkSession, tmp_path: Path) -
     assert "no" in failure(lambda: write(rows, path))
     assert committed(path) == []
     nothing = spark.sql("select cast(null as string) as t")
-    assert "message is null in 1 of 1" in failure(lambda: write(nothing, path))
+    text = failure(lambda: write(nothing, path))
+    assert "message is null in 1 of 1 rows of a batch: filter these rows" in text
     write(spark.sql("select 'a' as t"), path)
     assert committed(path) == [b"a"]
 
