@@ -31,7 +31,7 @@ class SparkSink(Landing):
     @abstractmethod
     async def load(self, messages: DataFrame, starts: Mapping[int, int]) -> None:
         """
-        Load all messages, and mark the output as complete.
+        Load all messages; unless they are a batch, mark the output as complete.
 
         Args:
             messages: As :meth:`Staging.messages` returns them.
@@ -41,6 +41,9 @@ class SparkSink(Landing):
             StageError: If the messages, or too many of them, can't be loaded.
 
         """
+
+    def mark(self) -> None:
+        """Mark the output of all batches as complete; blocks."""
 
     def objection(self) -> str | None:
         """Return why a new stream can't be loaded, as far as that is known."""

@@ -130,6 +130,7 @@ class DataFrameSink(RowSink, SparkSink):
         self._contract: Contract | None = None
         self._table: EpochTable | None = None
         self._flushed = 0  # messages flushed, to be committed
+        self._is_batch = False
 
     def __str__(self) -> str:
         return str(self._destination)
@@ -164,6 +165,7 @@ class DataFrameSink(RowSink, SparkSink):
             sink._overwrites = letters.pending = False
         else:
             sink.begin(epochs._replace(once=once))
+        sink._is_batch = True
         return sink
 
     def _files_of(self, epochs: Epochs) -> EpochFiles | None:
@@ -262,7 +264,7 @@ class DataFrameSink(RowSink, SparkSink):
         return spark
 
     async def load(self, messages: DataFrame, starts: Mapping[int, int]) -> None:
-        """Load messages as one epoch, and mark the output as complete."""
+        """Load messages as one epoch; mark the output as complete, unless of a batch."""
         await self._prepare()
         with self._failing(""):
             fitted = await self._load(messages, starts, what="", last=True)
@@ -271,7 +273,13 @@ class DataFrameSink(RowSink, SparkSink):
             await self._settle_epoch()
         else:
             self._count(fitted)
-        self._whole = True
+        self._whole = not self._is_batch
+
+    def mark(self) -> None:
+        """Mark the output of all batches as complete, if its files are on this machine."""
+        if self._files is not None:
+            with self._failing(""):
+                self._files.mark(whole=True)
 
     @property
     def _marks(self) -> bool:

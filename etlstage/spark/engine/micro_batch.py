@@ -233,7 +233,7 @@ class Batches:
 
     async def _show(self, messages: DataFrame, delivery: Delivery) -> None:
         """Finish a batch that was interrupted after its record was stored."""
-        epochs = self._epochs(delivery)._replace(ended=True)
+        epochs = self._epochs(delivery)
         letters = self._chain.letters.of_run(f"{epochs.load}-{epochs.done}")
         await self._sink.of_batch(messages.sparkSession, epochs, letters).perform()
 

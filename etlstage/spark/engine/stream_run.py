@@ -143,6 +143,7 @@ class StreamingPipeline(Runner):
         assert delivery is not None
         assert record is not None
         self._booked, self._from = record.accounts, record.epoch
+        self._landed.resumed = bool(self._carried)
         self._batches.fence, self._batches.at = record.fence, delivery.at
         try:
             if self._drained:
@@ -151,6 +152,8 @@ class StreamingPipeline(Runner):
                 await self._run_batches()
             delivery.reread()
             if not self._cut:
+                if not self._drained and self._every is None:
+                    await anyio.to_thread.run_sync(self._landed.mark)
                 # A batch that was cancelled may be committed by the sink already.
                 delivery.end()
         finally:
@@ -287,6 +290,8 @@ class _Landed(Landing):
     def __init__(self, sink: SparkSink, session: Session, letters: DeadLetters) -> None:
         super().__init__(sink.name)
         self.epochs = 0
+        self.resumed = False
+        """Whether messages of an interrupted start count, too."""
         self._sink = sink
         self._session = session
         self._letters = letters
@@ -298,9 +303,15 @@ class _Landed(Landing):
 
     async def noted(self) -> str | None:
         """Return the note of the last batch, if the destination stores notes."""
+        return await self._of_batch().noted()
+
+    def mark(self) -> None:
+        """Mark the output as complete; blocks."""
+        self._of_batch().mark()
+
+    def _of_batch(self) -> SparkSink:
         assert self._known is not None
-        sink = self._sink.of_batch(self._session, self._known, self._letters)
-        return await sink.noted()
+        return self._sink.of_batch(self._session, self._known, self._letters)
 
     def output(self) -> Output:
         """Return where the messages end."""
@@ -308,9 +319,9 @@ class _Landed(Landing):
 
     def landed(self) -> str:
         """Return, in one line for a human, what was loaded."""
+        done = counted(self.account.done, "message")
+        if self.resumed and self.account.done:
+            return f"wrote {done} to {self._sink}"
         if not self.epochs:
             return f"nothing new was written to {self._sink}"
-        return (
-            f"wrote {counted(self.account.done, 'message')} in"
-            f" {counted(self.epochs, 'epoch')} to {self._sink}"
-        )
+        return f"wrote {done} in {counted(self.epochs, 'epoch')} to {self._sink}"
