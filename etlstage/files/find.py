@@ -23,7 +23,7 @@ from etlstage.settings.ddl import DeclaredColumn, Type
 __all__ = (
     "NOWHERE",
     "InputFile",
-    "PartitionsDiffer",
+    "PartitionsInvalid",
     "digest_of",
     "find",
     "folder_name",
@@ -37,8 +37,8 @@ _WHOLE: Final = re.compile(r"-?(0|[1-9][0-9]{0,17})")
 _DAY: Final = re.compile(r"\d{4}-\d\d-\d\d")
 
 
-class PartitionsDiffer(ValueError):
-    """The files of an input are partitioned by different columns."""
+class PartitionsInvalid(ValueError):
+    """Files are partitioned by different columns, or by a column more than once."""
 
 
 class InputFile(NamedTuple):
@@ -58,7 +58,8 @@ def find(path: str) -> list[InputFile]:
         path: A file, a folder, or a pattern.
 
     Raises:
-        PartitionsDiffer: If the files are not all partitioned by the same columns.
+        PartitionsInvalid: If the files are not all partitioned by the same columns, or
+            a column repeats, in any case.
         OSError: If a folder can't be read.
 
     """
@@ -67,8 +68,21 @@ def find(path: str) -> list[InputFile]:
     kinds = {tuple(name for name, _ in file.partition): file for file in found}
     if len(kinds) > 1:
         texts = (f"{f.path} by {', '.join(k) or 'nothing'}" for k, f in kinds.items())
-        raise PartitionsDiffer(f"partition columns differ: {'; '.join(texts)}")
+        raise PartitionsInvalid(f"partition columns differ: {'; '.join(texts)}")
+    for names, file in kinds.items():
+        _check_repeated(names, file)
     return found
+
+
+def _check_repeated(names: Sequence[str], file: InputFile) -> None:
+    seen: dict[str, str] = {}
+    for name in names:
+        if (first := seen.get(name.lower())) is not None:
+            raise PartitionsInvalid(
+                f"{file.path.parent}: partition column {name!r} repeats {first!r},"
+                " expected each name once in any case: rename one of the folders"
+            )
+        seen[name.lower()] = name
 
 
 def _below(place: Path) -> Iterator[InputFile]:

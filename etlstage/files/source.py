@@ -327,8 +327,9 @@ def _with_partition(
                 f"{file.path.parent}: the value of column {column.name!r} is not of type"
                 f" {column.type}: declare it as string, and have a worker parse the text"
             ) from None
-        if column.name in table.column_names:
-            table = table.drop_columns([column.name])
+        name = column.name.lower()
+        same = [other for other in table.column_names if other.lower() == name]
+        table = table.drop_columns(same)
         table = table.append_column(column.name, pa.repeat(one, table.num_rows))
     return table
 

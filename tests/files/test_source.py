@@ -664,6 +664,35 @@ async def test_cells_are_not_those_of_partitions(tmp_path: Path) -> None:
     assert message == b'{"id":5,"s":"x","q":1.5,"P":"007"}'
 
 
+@pytest.mark.parametrize(
+    ("folder", "columns"),
+    [
+        ("a=1/a=2", "'a' repeats 'a'"),
+        ("x=1/b=1/X=2", "'X' repeats 'x'"),
+    ],
+)
+async def test_partition_column_that_repeats(
+    tmp_path: Path, folder: str, columns: str
+) -> None:
+    """Only one of its values could be read (issue 23)."""
+    partitioned(tmp_path, folder)
+    assert await error_of(tmp_path, "json") == (
+        f"extract: in/{folder}: partition column {columns}, expected each name once in"
+        " any case: rename one of the folders"
+    )
+
+
+@pytest.mark.parametrize("schema", [None, "b int, A int"])
+@pytest.mark.parametrize("name", ["a", "A"])
+async def test_partition_replaces_a_column_in_any_case(
+    tmp_path: Path, name: str, schema: str | None
+) -> None:
+    """No message has names that differ in case only (issue 23)."""
+    partitioned(tmp_path, "A=7", text=f'{{"{name}":1,"b":2}}\n')
+    source = FileSource(str(tmp_path), "json", schema=schema)
+    assert await messages_of(source) == [b'{"b":2,"A":7}']
+
+
 async def test_nothing_there(tmp_path: Path) -> None:
     """No files at all, and partitions that differ."""
     assert "there is no file to read at in" in await error_of(tmp_path, "text")
