@@ -21,7 +21,7 @@ from etlstage.columns import array_of
 from etlstage.files.find import InputFile, partition_columns
 from etlstage.files.fit import arrow_type, reader_of
 from etlstage.files.format import LineFormat, Where, decoded
-from etlstage.files.lines import FileLines, Unreadable
+from etlstage.files.lines import BLANKS, FileLines, Unreadable
 from etlstage.messages import counted
 from etlstage.settings.ddl import Type
 
@@ -29,7 +29,6 @@ __all__ = ("CsvFormat", "parsed", "separator")
 
 _BLANK: Final = re.compile(rb"^[\x00-\x09\x0b-\x20]+$", re.MULTILINE)
 _MARK: Final = "\ufeff".encode()
-_BLANKS: Final = bytes(range(33))
 _WHOLE: Final = re.compile(r"[+-]?\d+")
 _REAL: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|NaN|-?Inf")
 _BITS: Final = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
@@ -103,7 +102,7 @@ class CsvFormat(LineFormat):
             head = re.match(rb"(?:[\x00-\x20]*\n)?[^\n]*\n", data)
             end = head.end() if head else 0
             skipped = data.count(b"\n", 0, end)
-            self._check_header(data[:end].strip(_BLANKS), lines, skipped - 1)
+            self._check_header(data[:end].strip(BLANKS), lines, skipped - 1)
             data = data[end:]
 
         def place(index: int) -> str:
@@ -231,7 +230,7 @@ class CsvFormat(LineFormat):
 def _filled(data: bytes) -> Iterator[tuple[int, bytes]]:
     """Yield each line that is not blank, with its index among all lines."""
     for n, line in enumerate(data.split(b"\n")[:-1]):
-        if line.strip(_BLANKS):
+        if line.strip(BLANKS):
             yield n, line
 
 

@@ -15,8 +15,10 @@ import pyarrow as pa
 from etlstage.errors import os_reason
 from etlstage.files.find import InputFile
 
-__all__ = ("FileLines", "Unreadable")
+__all__ = ("BLANKS", "FileLines", "Unreadable")
 
+BLANKS: Final = bytes(range(33))
+"""A line of only these is blank, as with Spark."""
 _CHUNK: Final = 1 << 20
 _PACKED: Final = {".gz": "gzip", ".zst": "zstd"}
 
@@ -46,6 +48,7 @@ class FileLines:
         self._file = file
         self._start = start
         self._before = 0  # lines between ``start`` and the last chunk
+        self._blank = True  # all of these
         self._rest = b""
         self._packed = _PACKED.get(file.path.suffix)
         self._stream = self._opened()
@@ -62,11 +65,12 @@ class FileLines:
                 bare = bare.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
             yield bare if bare.endswith(b"\n") or not bare else bare + b"\n"
             self._before += bare.count(b"\n")
+            self._blank = self._blank and not bare.strip(BLANKS)
 
     @property
     def first(self) -> bool:
-        """Whether the last chunk is the first of its file."""
-        return not self._start and not self._before
+        """Whether no line of the file before the last chunk has text."""
+        return not self._start and self._blank
 
     def place(self, index: int) -> str:
         """Return the file and line number of a line of the last chunk, for an error."""

@@ -223,7 +223,9 @@ class FileSource(Source):
                     )
                     last = stop == len(messages)
                     yield run, before + at, *((end, 0) if last else (start, stop))
-            start, before = end, before + len(messages)
+            before += len(messages)
+            # Reading from the end of blank lines would take a header for a row.
+            start = end if len(messages) else start
 
     def _messages(
         self, table: pa.Table, file: InputFile, place: Callable[[int], str] | None

@@ -486,6 +486,34 @@ async def test_header_of_other_columns_or_in_another_order(
     assert error in await error_of(tmp_path, "csv", schema=schema, options=header)
 
 
+@pytest.mark.parametrize("schema", [None, "a string, b string"])
+async def test_header_after_many_blank_lines_is_no_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, schema: str | None
+) -> None:
+    """Wherever the file is cut, and reading resumes (issue 23)."""
+    monkeypatch.setattr(lines, "_CHUNK", 10)
+    rows = "".join(f"{n},x\n" for n in range(5))
+    (tmp_path / "f").write_text("\n \n" * 9 + f"a,b\n{rows}")
+
+    def source() -> FileSource:
+        return FileSource(
+            str(tmp_path),
+            "csv",
+            schema=schema,
+            options={"header": "true"},
+            run_messages=1,
+            keeps=True,
+        )
+
+    wanted = [b'{"a":"%d","b":"x"}' % n for n in range(5)]
+    items = await items_of(source())
+    assert [m for i in items if not isinstance(i, Position) for m in i] == wanted
+    for n, position in enumerate(i for i in items if isinstance(i, Position)):
+        again = source()
+        again.resume(position.value)
+        assert await messages_of(again) == wanted[n + 1 :]
+
+
 async def test_schema_gives_columns_other_names_than_the_header(tmp_path: Path) -> None:
     """They are read by their place; a header may also be shorter."""
     (tmp_path / "f").write_text("x,y\n1,2\n")
