@@ -27,6 +27,7 @@ from etlstage.errors import os_reason
 from etlstage.files.csv_format import separator
 from etlstage.files.find import folder_name
 from etlstage.files.fit import Fitting
+from etlstage.files.lines import BLANKS
 from etlstage.files.text import cell_texts, objects
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.delivery.place import EpochFiles
@@ -288,12 +289,9 @@ def _csv(table: pa.Table, file: BinaryIO, options: Mapping[str, str]) -> None:
     escape = options.get("escape", "\\")
     odd = re.compile(f'[{re.escape(sep)}"\n\r]|^[\\x00-\\x20]|[\\x00-\\x20]$')
 
-    # A line of nothing would be no row.
-    null = '""' if table.num_columns == 1 else ""
-
     def cell(text: str | None) -> str:
         if text is None:
-            return null
+            return ""
         if not text:
             return '""'
         if odd.search(text):
@@ -306,7 +304,10 @@ def _csv(table: pa.Table, file: BinaryIO, options: Mapping[str, str]) -> None:
         file.write(f"{sep.join(map(cell, table.column_names))}\n".encode())
     columns = [cell_texts(column).to_pylist() for column in table.columns]
     lines = (sep.join(map(cell, row)) for row in zip(*columns, strict=True))
-    file.write("".join(f"{line}\n" for line in lines).encode())
+    # A blank line would be no row.
+    blanks = BLANKS.decode()
+    filled = (line if line.strip(blanks) else f'""{line}' for line in lines)
+    file.write("".join(f"{line}\n" for line in filled).encode())
 
 
 def _lines(texts: pa.Array, file: BinaryIO) -> None:

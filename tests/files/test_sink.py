@@ -111,6 +111,23 @@ async def test_null_of_a_single_column_is_a_row(tmp_path: Path) -> None:
     assert found == [b'{"v":null,"k":"x"}', b'{"v":"1","k":"x"}']
 
 
+@pytest.mark.parametrize(("sep", "cut"), [("\\t", "\t"), (" ", " ")])
+async def test_row_of_nulls_between_blanks_is_a_row(
+    tmp_path: Path, sep: str, cut: str
+) -> None:
+    """A blank line of CSV would be none (issue 23)."""
+    rows = [b'{"a":null,"b":%s,"k":1}' % value for value in (b"null", b'"x"')]
+    settings: dict[str, Any] = {
+        "schema": "a string, b string, k int",
+        "options": {"sep": sep},
+    }
+    await load(tmp_path / "o", rows, format="csv", partition_by=["k"], **settings)
+    (file,) = (tmp_path / "o" / "k=1").iterdir()
+    assert file.read_text() == f'""{cut}\n{cut}x\n'
+    source = FileSource(str(tmp_path / "o"), "csv", **settings)
+    assert [m async for run in source.runs() for m in run] == rows
+
+
 @pytest.mark.parametrize("kind", ["csv", "json"])
 async def test_time_that_has_no_year_in_this_zone(
     tmp_path: Path, local: Callable[[str], None], kind: str
