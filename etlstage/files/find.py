@@ -13,6 +13,7 @@ import glob
 import os
 import re
 from collections.abc import Iterator, Sequence
+from datetime import date
 from hashlib import sha256
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -33,8 +34,8 @@ __all__ = (
 NOWHERE: Final = "__HIVE_DEFAULT_PARTITION__"
 """Value in a folder's name that stands for null in a partition."""
 _ODD: Final = re.compile(r"""[\x00-\x1f\x7f"#%'*/:=?\\{\[\]^]""")
-_WHOLE: Final = re.compile(r"-?(0|[1-9][0-9]{0,17})")
-_DAY: Final = re.compile(r"\d{4}-\d\d-\d\d")
+_WHOLE: Final = re.compile(r"-?(0|[1-9][0-9]{0,18})")
+_DAY: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 
 
 class PartitionsInvalid(ValueError):
@@ -148,6 +149,14 @@ def partition_columns(
 
 def _inferred(values: Sequence[str]) -> str:
     if values and all(map(_WHOLE.fullmatch, values)):
-        wide = any(abs(int(value)) >= 1 << 31 for value in values)
-        return "bigint" if wide else "int"
-    return "date" if values and all(map(_DAY.fullmatch, values)) else "string"
+        # A type has one more negative value than positive ones: ~n is -n - 1.
+        most = max(max(n, ~n) for n in map(int, values))
+        return "int" if most < 1 << 31 else "bigint" if most < 1 << 63 else "string"
+    return "date" if values and all(map(_is_day, values)) else "string"
+
+
+def _is_day(value: str) -> bool:
+    try:
+        return bool(_DAY.fullmatch(value) and date.fromisoformat(value))
+    except ValueError:
+        return False

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from etlstage.errors import SourceFailed
 from etlstage.files import lines, parquet_format
 from etlstage.files.csv_format import CsvFormat
+from etlstage.files.find import find, partition_columns
 from etlstage.files.sink import FileSink
 from etlstage.files.source import FileSource
 from etlstage.messages import AnnotatedRun, Position, Run
@@ -673,14 +674,39 @@ async def test_only_a_null_partition_is_null(
 
 
 async def test_date_of_a_partition_that_does_not_exist(tmp_path: Path) -> None:
-    """Its folder is named, also where the type was inferred (issue 23)."""
+    """Its folder is named where a date is declared; else it is text (issue 23)."""
     partitioned(tmp_path, "d=2020-02-30")
-    error = await error_of(tmp_path, "json")
+    error = await error_of(tmp_path, "json", schema="id long, d date")
     assert error.startswith("extract: in/d=2020-02-30: the value of column 'd' is not")
-    (message,) = await messages_of(
-        FileSource(str(tmp_path), "json", schema="id long, d string")
-    )
-    assert message == b'{"id":1,"d":"2020-02-30"}'
+    for schema in ("id long, d string", None):
+        (message,) = await messages_of(FileSource(str(tmp_path), "json", schema=schema))
+        assert message == b'{"id":1,"d":"2020-02-30"}'
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        (["-2147483648", "2147483647"], "int"),
+        (["-2147483649"], "bigint"),
+        (["2147483648", "0"], "bigint"),
+        (["-9223372036854775808", "9223372036854775807"], "bigint"),
+        (["-9223372036854775809"], "string"),
+        (["9223372036854775808", "1"], "string"),
+        (["1" * 20], "string"),
+        (["2024-02-29", "0001-01-01"], "date"),
+        (["2024-02-30", "2024-01-01"], "string"),
+        (["0000-01-01"], "string"),
+        (["2024-01-0٢"], "string"),
+        (["٢"], "string"),
+    ],
+)
+def test_type_of_a_partition_fits_all_its_values(
+    tmp_path: Path, values: list[str], kind: str
+) -> None:
+    """And is the first of int, bigint, date and string that does (issue 23)."""
+    partitioned(tmp_path, *(f"p={value}" for value in values))
+    (column,) = partition_columns(find(str(tmp_path)), [])
+    assert str(column.type) == kind
 
 
 async def test_cells_are_not_those_of_partitions(tmp_path: Path) -> None:
