@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gzip
 import re
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -287,7 +288,8 @@ def _opened(path: Path, packed: str) -> Any:  # noqa: ANN401 - binary, of three 
 def _csv(table: pa.Table, file: BinaryIO, options: Mapping[str, str]) -> None:
     sep = separator(options)
     escape = options.get("escape", "\\")
-    odd = re.compile(f'[{re.escape(sep)}"\n\r]|^[\\x00-\\x20]|[\\x00-\\x20]$')
+    # A byte order mark at the beginning of a file would be none of the data.
+    odd = re.compile(f'[{re.escape(sep)}"\n\r]|^[\\x00-\\x20\ufeff]|[\\x00-\\x20]$')
 
     def cell(text: str | None) -> str:
         if text is None:
@@ -310,25 +312,27 @@ def _csv(table: pa.Table, file: BinaryIO, options: Mapping[str, str]) -> None:
     file.write("".join(f"{line}\n" for line in filled).encode())
 
 
-def _lines(texts: pa.Array, file: BinaryIO) -> None:
+def _lines(texts: pa.Array) -> bytes:
     joined = pc.binary_join_element_wise(
         pc.fill_null(texts, one_of("")), one_of("\n"), one_of("")
     )
-    file.write("".join(joined.to_pylist()).encode())
+    return "".join(joined.to_pylist()).encode()
 
 
 def _json(table: pa.Table, file: BinaryIO, options: Mapping[str, str]) -> None:
     del options
-    _lines(objects(table, nulls=False), file)
+    file.write(_lines(objects(table, nulls=False)))
 
 
 def _text(table: pa.Table, file: BinaryIO, options: Mapping[str, str]) -> None:
     del options
     column = table.column(0).combine_chunks()
     if column.type == pa.binary():
-        file.write(b"".join(line + b"\n" for line in column.to_pylist()))
+        data = b"".join(line + b"\n" for line in column.to_pylist())
     else:
-        _lines(column, file)
+        data = _lines(column)
+    # Readers drop one byte order mark at the beginning of a file.
+    file.write(BOM_UTF8 + data if data.startswith(BOM_UTF8) else data)
 
 
 _ENDINGS: Final = {"csv": "csv", "json": "json", "text": "txt"}

@@ -128,6 +128,33 @@ async def test_row_of_nulls_between_blanks_is_a_row(
     assert [m async for run in source.runs() for m in run] == rows
 
 
+@pytest.mark.parametrize(
+    ("kind", "schema", "header", "written"),
+    [
+        ("csv", "v string", "false", '"\ufeffa"\n"\ufeffb"\n'),
+        ("csv", "`\ufeffv` string", "true", '"\ufeffv"\n"\ufeffa"\n"\ufeffb"\n'),
+        ("json", "v string", "false", '{"v":"\ufeffa"}\n{"v":"\ufeffb"}\n'),
+        ("text", None, "false", "\ufeff\ufeffa\n\ufeffb\n"),
+        ("text", "value binary", "false", "\ufeff\ufeffa\n\ufeffb\n"),
+    ],
+)
+async def test_byte_order_mark_of_a_value_is_kept(
+    tmp_path: Path, kind: str, schema: str | None, header: str, written: str
+) -> None:
+    """Readers drop one at the beginning of a file (issue 23)."""
+    wanted: list[bytes] = ["\ufeffa".encode(), "\ufeffb".encode()]
+    rows = wanted
+    if schema and kind != "text":
+        name = schema.split()[0].strip("`").encode()
+        rows = [b'{"%s":"%s"}' % (name, value) for value in wanted]
+    settings: dict[str, Any] = {"schema": schema, "options": {"header": header}}
+    await load(tmp_path / "o", rows, format=kind, **settings)
+    (file,) = (tmp_path / "o").glob("part-*")
+    assert file.read_text() == written
+    source = FileSource(str(tmp_path / "o"), kind, **settings)
+    assert [m async for run in source.runs() for m in run] == wanted
+
+
 @pytest.mark.parametrize("kind", ["csv", "json"])
 async def test_time_that_has_no_year_in_this_zone(
     tmp_path: Path, local: Callable[[str], None], kind: str
