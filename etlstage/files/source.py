@@ -243,9 +243,15 @@ class FileSource(Source):
                 " message to get all columns as JSON"
             )
         if column.null_count:
+            remedy = (
+                "omit message, and have a worker check all columns"
+                if len(names) > 1
+                else "set a schema with a second column and no message, which gives all"
+                " columns as JSON, and have a worker check these"
+            )
             raise self._failed(
                 f"message {name!r} is null in at least {column.null_count} rows of"
-                f" {file.path}: omit message, and have a worker check all columns"
+                f" {file.path}: {remedy}"
             )
         return column.cast(pa.binary())
 

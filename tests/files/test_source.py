@@ -264,6 +264,30 @@ async def test_file_that_cant_be_read(
     assert error in await error_of(tmp_path, kind, **settings)
 
 
+@pytest.mark.parametrize("kind", ["csv", "json", "parquet"])
+@pytest.mark.parametrize("message", [None, "v"])
+async def test_only_column_that_is_null(
+    tmp_path: Path, kind: str, message: str | None
+) -> None:
+    """What the error recommends gives all rows (issue 23)."""
+    if kind == "parquet":
+        pq.write_table(pa.table({"v": ["x", None]}), tmp_path / "f")
+    else:
+        texts = {"csv": 'x\n""\n', "json": '{"v":"x"}\n{"v":null}\n'}
+        (tmp_path / "f").write_text(texts[kind])
+    error = await error_of(tmp_path, kind, schema="v string", message=message)
+    assert error == (
+        "extract: message 'v' is null in at least 1 rows of in/f: set a schema with a"
+        " second column and no message, which gives all columns as JSON, and have a"
+        " worker check these"
+    )
+    source = FileSource(str(tmp_path), kind, schema="v string, w string")
+    assert await messages_of(source) == [
+        b'{"v":"x","w":null}',
+        b'{"v":null,"w":null}',
+    ]
+
+
 async def test_first_line_is_in_the_file_that_has_it(tmp_path: Path) -> None:
     """Files without a line come before it (issue 23)."""
     (tmp_path / "f").touch()
