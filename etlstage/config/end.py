@@ -235,6 +235,10 @@ class SourceKeys(_EndKeys):
         """Return whether a repeated run resumes reading after what was loaded."""
         return False
 
+    def reads(self, look: Look) -> Iterator[Path]:
+        """Yield the files that are read while messages are loaded."""
+        yield from ()
+
     def tried(self) -> SourceKeys:
         """Return the keys for a trial run, which ends and leaves no traces."""
         return self

@@ -207,6 +207,75 @@ def test_data_that_is_not_there(path: Path, values: dict[str, str], error: str) 
     assert said.startswith(error)
 
 
+OVERWRITTEN = """\
+name: x
+extract: {{files: {{path: {source}, format: text}}}}
+load: {{{end}: {{path: {target}, format: text, mode: {mode}}}}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "file"),
+    [
+        ("in", "in", "in/a=1/f"),
+        ("in/a=1/f", "in", "in/a=1/f"),
+        ("'in/*/f'", "in", "in/a=1/f"),
+        ("in", "in/a=1", "in/a=1/f"),
+        ("in", "link", "in/a=1/f"),
+        ("link", "in/../in", "link/a=1/f"),
+        ("links", "in", "links/f"),
+        ("links", "links", "links/f"),
+        ("in", "file:HERE/in", "in/a=1/f"),
+    ],
+)
+@pytest.mark.parametrize("end", ["files", "spark"])
+def test_input_is_not_overwritten(
+    path: Path, source: str, target: str, file: str, end: str
+) -> None:
+    """The first epoch would remove what is not read yet (issue 23)."""
+    input_with_links(path.parent)
+    target = target.replace("HERE", str(path.parent))
+    content = OVERWRITTEN.format(
+        source=source, target=target, end=end, mode="overwrite"
+    )
+    shown = target.removeprefix(f"file:{path.parent}/")
+    (error,) = errors_of(path, content)
+    assert error == (
+        f"load.{end}.path: mode overwrite of {shown} would remove {file}, a file that"
+        " the extract stage reads: set another folder"
+    )
+    assert errors_of(path, content, loads=False) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "mode"),
+    [
+        ("in", "in", "append"),
+        ("in", "in/new", "overwrite"),
+        ("in", "in/other", "overwrite"),
+        ("'in/*/f'", "in/other", "overwrite"),
+        ("mixed", "mixed", "overwrite"),
+    ],
+)
+def test_output_beside_input_may_be_overwritten(
+    path: Path, source: str, target: str, mode: str
+) -> None:
+    """Nothing that is read is removed (issue 23)."""
+    input_with_links(path.parent)
+    content = OVERWRITTEN.format(source=source, target=target, end="files", mode=mode)
+    assert errors_of(path, content) == []
+
+
+def input_with_links(folder: Path) -> None:
+    """Make an input, links to it, and one that can't be read."""
+    for name in ("in/a=1/f", "in/other/g", "mixed/a=1/f", "mixed/f"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    (folder / "link").symlink_to("in")
+    (folder / "links").mkdir()
+    (folder / "links/f").symlink_to("../in/a=1/f")
+
+
 def test_output_is_no_matter_where_nothing_is_loaded(path: Path) -> None:
     """``etlstage diff`` loads nothing, so existing output is no problem."""
     for name in ("in", "out"):

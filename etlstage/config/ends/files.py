@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self
@@ -79,6 +80,15 @@ class FileSourceKeys(RowSourceKeys):
         """Yield a problem if there is no input."""
         yield from without_arrow(loc)
         yield from absent_input(self.path, look.path(self.path), loc, look)
+
+    def reads(self, look: Look) -> Iterator[Path]:
+        """Yield the files of the input that are on this machine."""
+        from etlstage.files.find import PartitionsDiffer, find
+
+        place = look.path(self.path)
+        # What keeps files from being found is reported when they are read.
+        with suppress(OSError, PartitionsDiffer):
+            yield from [file.path for file in find(str(place))] if place else ()
 
     @classmethod
     def instead(cls, written: Mapping[str, Any]) -> Mapping[str, Any]:

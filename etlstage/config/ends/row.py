@@ -156,6 +156,7 @@ class RowSinkKeys(SinkKeys):
         """Yield output that must not exist or can't be made, and unknown columns."""
         if look.loads and (place := self.found(look)) is not None:
             yield from judged(self._present(place, (*loc, "path"), look))
+            yield from judged(self._removed(place, (*loc, "path"), look))
         yield from judged(self._unknown(loc))
 
     def _present(self, place: Path, loc: Loc, look: Look) -> Iterator[Problem]:
@@ -167,6 +168,22 @@ class RowSinkKeys(SinkKeys):
         text = "exists already: remove it, or set mode to append or overwrite"
         hidden = f"the output {text}"
         yield Problem(loc, f"{place} {text}", hidden=hidden)
+
+    def _removed(self, place: Path, loc: Loc, look: Look) -> Iterator[Problem]:
+        """Yield a problem if the output replaces files that are still to be read."""
+        if self.mode != "overwrite":
+            return
+        folder = Path(os.path.realpath(place))
+        for file in look.keys.extract.end.reads(look):
+            # A link in the folder is removed, too, wherever its target is.
+            at = file.resolve(), file.parent.resolve() / file.name
+            if any(folder in path.parents for path in at):
+                what = "that the extract stage reads: set another folder"
+                text = f"mode overwrite of {place} would remove {file}, a file {what}"
+                yield Problem(
+                    loc, text, hidden=f"mode overwrite would remove files {what}"
+                )
+                return
 
     def _unknown(self, loc: Loc) -> Iterator[Problem]:
         schema = columns_of(self.schema_ or "value string")
