@@ -27,7 +27,7 @@ from etlstage.columns import Epoch, array_of, one_of
 from etlstage.errors import os_reason
 from etlstage.files.csv_format import separator
 from etlstage.files.find import folder_name
-from etlstage.files.fit import Fitting
+from etlstage.files.fit import Fitting, Rows
 from etlstage.files.lines import BLANKS
 from etlstage.files.text import cell_texts, objects
 from etlstage.pipeline.dead_letter.store import DeadLetters
@@ -43,6 +43,7 @@ _LEAST: Final = "run-"
 """Prefix for the names of loads that are not recorded."""
 _FILE_BYTES: Final = 32 << 20  # of messages in a file, roughly
 _MOST: Final = 512 << 20  # bytes that are converted together
+_NAME: Final = 255  # bytes of a folder's name, by the limit of file systems
 _SUFFIXES: Final = {"gzip": ".gz", "zstd": ".zst", "none": ""}
 
 
@@ -175,7 +176,7 @@ class FileSink(RowSink):
         del last
         epoch = self._epoch
         before = self.account.done + self._fitted + self.account.dead
-        rows = await anyio.to_thread.run_sync(self._fitting.rows, epoch.binary())
+        rows = await anyio.to_thread.run_sync(self._rows, epoch.binary())
         counts = len(rows.unfit), epoch.messages
         for place, message, why in rows.unfit:
             await self._refuse(
@@ -186,6 +187,17 @@ class FileSink(RowSink):
         for name in self._columns:
             self._filled[name] += len(rows.table) - rows.table[name].null_count
         return len(rows.table)
+
+    def _rows(self, messages: pa.ChunkedArray) -> Rows:
+        """Return the rows whose folders can be made, and why others do not fit."""
+        table, unfit = self._fitting.rows(messages)
+        long = _too_long(table, self._by)
+        if not long:
+            return Rows(table, unfit)
+        fit = sorted({*range(len(messages))} - {place for place, _, _ in unfit})
+        more = [(fit[n], messages[fit[n]].as_py(), why) for n, why in long.items()]
+        kept = array_of([n for n in range(len(table)) if n not in long], pa.int64())
+        return Rows(table.take(kept), sorted([*unfit, *more]))
 
     def _write_rows(self, table: pa.Table, parts: int) -> None:
         files, known, number = self._files, self._known, self.epochs + 1
@@ -271,6 +283,26 @@ def _line_of(format_: str, schema: str | None, by: Sequence[str]) -> str | None:
     names = [column.name for column in columns_of(schema or "value string")]
     left = [name for name in names if name not in by]
     return left[0] if format_ == "text" and left else None
+
+
+def _too_long(table: pa.Table, by: Sequence[str]) -> dict[int, str]:
+    """Return the rows whose partitions can't be folders, and why, by column."""
+    found = {}
+    for name in by:
+        texts = cell_texts(table[name])
+        sizes = {
+            v: len(folder_name(name, v).encode()) for v in texts.unique().to_pylist()
+        }
+        if max(sizes.values(), default=0) <= _NAME:
+            continue
+        for n, value in enumerate(texts.to_pylist()):
+            if sizes[value] > _NAME:
+                found[n] = (
+                    f"field {name!r} makes a folder name of {sizes[value]:,} bytes,"
+                    f" expected no more than {_NAME}: shorten it, or take {name} out of"
+                    " partition_by"
+                )
+    return found
 
 
 def _unchecked() -> None:

@@ -264,6 +264,31 @@ async def test_what_does_not_fit_is_dead_lettered(tmp_path: Path) -> None:
     assert [letter.message for letter in letters.letters()] == run[1:]
 
 
+async def test_value_too_long_for_a_folder_is_dead_lettered(tmp_path: Path) -> None:
+    """Such a message does not fit; others are loaded (issue 23)."""
+    long = "\u00e9" * 100 + "/" * 17  # 251 bytes, as a slash becomes three
+    run = [
+        f'{{"k":"{k}","n":1}}'.encode()
+        for k in ("a", long + "bbb", "", long + "bb", "a", "cc")
+    ]
+    run[1:1] = [b"x"]
+    settings: Any = {"schema": "k string, n int", "partition_by": ["k"]}
+    with pytest.raises(SinkFailed) as caught:
+        await load(tmp_path / "o", run[2:], **settings)
+    assert str(caught.value) == (
+        "load: 1 of 5 messages does not fit the schema 'k string, n int': message 1 is"
+        " the first, field 'k' makes a folder name of 256 bytes, expected no more than"
+        " 255: shorten it, or take k out of partition_by; nothing of epoch 1 is loaded"
+    )
+    letters = DeadLetters(tmp_path / "state", pipeline="p")
+    policy = ErrorPolicy(then="dead_letter", budget=ErrorBudget())
+    settings |= {"dead_letters": letters, "mode": "append", "on_error": policy}
+    sink = await load(tmp_path / "o", run, **settings)
+    assert [letter.message for letter in letters.letters()] == [run[1], run[2]]
+    assert sink.account.done == 5
+    assert len(rows_in(tmp_path / "o")) == 5
+
+
 async def test_modes(tmp_path: Path) -> None:
     """What is there is kept, replaced, or in the way."""
     out = tmp_path / "o"
