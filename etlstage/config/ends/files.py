@@ -241,6 +241,11 @@ def _rules(given: Mapping[str, Any], *more: str) -> Iterator[Problem]:
         elif key in ("sep", "delimiter") and not value:
             text = "expected one character or more between two cells"
             yield broken(("options", name), text, at_key=False)
+        elif key in ("sep", "delimiter") and not _separates(value):
+            text = (
+                "expected ASCII characters other than line breaks: Spark's end has more"
+            )
+            yield broken(("options", name), text, at_key=False)
         elif key in _VALUES and value.lower() not in _VALUES[key]:
             text = f"expected {' or '.join(_VALUES[key])}"
             yield broken(("options", name), text, at_key=False)
@@ -248,6 +253,10 @@ def _rules(given: Mapping[str, Any], *more: str) -> Iterator[Problem]:
         for found in _odd(kind):
             text = f"type {found} of column {name!r} is only for Spark's end"
             yield broken(("schema",), text, at_key=False)
+
+
+def _separates(sep: str) -> bool:
+    return sep.isascii() and not {"\n", "\r"} & set(sep)
 
 
 def _columns(given: Mapping[str, Any]) -> dict[str, Type]:
