@@ -8,6 +8,7 @@ as the files are the same; a start that finds different files fails and does not
 
 from __future__ import annotations
 
+import os
 from base64 import b64decode
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from contextlib import aclosing
@@ -174,7 +175,10 @@ class FileSource(Source):
         """Yield runs, each with its place, and the position after it."""
         files = find(self._path)
         if not files:
-            raise self._failed(f"there is no file to read at {self._path}")
+            text = f"there is no file to read at {self._path}"
+            if os.path.exists(self._path):
+                text += ": names that begin with a dot or an underscore are not data"
+            raise self._failed(text)
         of = digest_of(files) if self._keeps else ""
         if self._of not in (None, of):
             raise self._failed(

@@ -771,6 +771,20 @@ async def test_partition_replaces_a_column_in_any_case(
     assert await messages_of(source) == [b'{"b":2,"A":7}']
 
 
+async def test_explicit_path_of_a_hidden_file(tmp_path: Path) -> None:
+    """Its name is why it is not read (issue 23)."""
+    (tmp_path / "_x").touch()
+    for path in (tmp_path, tmp_path / "_x"):
+        with pytest.raises(SourceFailed) as caught:
+            await messages_of(FileSource(str(path), "text"))
+        assert str(caught.value) == (
+            f"extract: there is no file to read at {path}: names that begin with a dot"
+            " or an underscore are not data"
+        )
+    with pytest.raises(SourceFailed, match=r"there is no file to read at \S+$"):
+        await messages_of(FileSource(str(tmp_path / "y"), "text"))
+
+
 async def test_nothing_there(tmp_path: Path) -> None:
     """No files at all, and partitions that differ."""
     assert "there is no file to read at in" in await error_of(tmp_path, "text")

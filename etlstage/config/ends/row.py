@@ -157,7 +157,7 @@ class RowSinkKeys(SinkKeys):
         if look.loads and (place := self.found(look)) is not None:
             yield from judged(self._present(place, (*loc, "path"), look))
             yield from judged(self._removed(place, (*loc, "path"), look))
-        yield from judged(self._unknown(loc))
+        yield from judged(self._unfolded(loc))
 
     def _present(self, place: Path, loc: Loc, look: Look) -> Iterator[Problem]:
         # Output of an interrupted load does not keep it from resuming: see the sinks.
@@ -185,7 +185,8 @@ class RowSinkKeys(SinkKeys):
                 )
                 return
 
-    def _unknown(self, loc: Loc) -> Iterator[Problem]:
+    def _unfolded(self, loc: Loc) -> Iterator[Problem]:
+        """Yield the columns that can't be folders."""
         schema = columns_of(self.schema_ or "value string")
         columns = [column.name for column in schema]
         for i, name in enumerate(self.partition_by):
@@ -197,6 +198,12 @@ class RowSinkKeys(SinkKeys):
                     name,
                     hidden=f"no such column in the schema{expected}",
                 )
+            elif name.startswith("."):
+                text = (
+                    "can't be a folder: readers ignore names that begin with a dot;"
+                    " rename the column"
+                )
+                yield broken((*loc, "partition_by", i), text, at_key=False)
 
     def about(self, stage: LoadKeys, site: Site) -> Iterator[tuple[str, str]]:
         """Yield where it goes, what becomes columns, and how much is written at once."""
