@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from etlstage.columns import array_of
 from etlstage.files.find import InputFile, partition_columns
-from etlstage.files.fit import arrow_type, reader_of
+from etlstage.files.fit import arrow_type, is_kept, reader_of
 from etlstage.files.format import LineFormat, Where, decoded
 from etlstage.files.lines import BLANKS, FileLines, Unreadable
 from etlstage.messages import counted
@@ -276,6 +276,8 @@ def _cell_reader(kind: Type) -> Callable[[str], Any]:
                 raise ValueError(text)
             if text.endswith(("NaN", "Inf")):
                 return float(text)
+            if _WHOLE.fullmatch(text) and not is_kept(int(text), kind):
+                raise ValueError(text)
             value = float(text)
         elif kind.name == "boolean":
             value = {"true": True, "false": False}.get(text.lower(), text)

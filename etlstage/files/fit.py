@@ -33,7 +33,7 @@ from etlstage.pipeline.invalid import (
 )
 from etlstage.settings.ddl import DeclaredColumn, Type, columns_of
 
-__all__ = ("Fitting", "Read", "Rows", "arrow_type", "reader_of")
+__all__ = ("Fitting", "Read", "Rows", "arrow_type", "is_kept", "reader_of")
 
 _SIMPLE: Final = {
     "tinyint": pa.int8(),
@@ -417,6 +417,26 @@ def reader_of(kind: Type, scalars: Mapping[str, Read] | None = None) -> Read:
         precision, scale = kind.sizes
         return lambda value: _decimal(value, precision, scale)
     return scalars[kind.name]
+
+
+def is_kept(value: int, kind: Type) -> bool:
+    """
+    Return whether a float or double has an integer as it is written.
+
+    That is its exact value, or the shortest text that is read as this float, which is
+    how other programs write large floats.
+    """
+    if abs(value) <= _ALL_WHOLE[kind.name]:
+        return True
+    try:
+        made = pa.scalar(float(value), arrow_type(kind))
+    except OverflowError:
+        return False
+    return value in (made.as_py(), Decimal(made.cast(pa.string()).as_py()))
+
+
+_ALL_WHOLE: Final = {"float": 1 << 24, "double": 1 << 53}
+"""Up to these, a type has all integers."""
 
 
 def _inner(column: DeclaredColumn, scalars: Mapping[str, Read]) -> Read:

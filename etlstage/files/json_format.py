@@ -17,7 +17,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from etlstage.columns import array_of
-from etlstage.files.fit import Read, arrow_type, reader_of
+from etlstage.files.fit import Read, arrow_type, is_kept, reader_of
 from etlstage.files.format import LineFormat, Where
 from etlstage.files.lines import FileLines, Unreadable
 from etlstage.pipeline.invalid import Fraction, kind_of, loaded
@@ -179,7 +179,15 @@ def _json_reader(kind: Type) -> Read:
         return lambda value: {
             name: _or_null(read, _of(dict, value).get(name)) for name, read in inner
         }
+    if kind.name in ("float", "double"):
+        return partial(_real, reader_of(kind), kind)
     return reader_of(kind)
+
+
+def _real(read: Read, kind: Type, value: object) -> Any:  # noqa: ANN401 - as Read
+    if isinstance(value, int) and not is_kept(value, kind):
+        raise ValueError(value)
+    return read(value)
 
 
 def _or_null(read: Read, value: Any) -> Any:  # noqa: ANN401 - any JSON

@@ -402,6 +402,53 @@ async def test_parquet_is_read_as_another_type(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("kind", ["csv", "json"])
+@pytest.mark.parametrize(
+    ("number", "wanted"),
+    [
+        ("9007199254740993", "double"),
+        ("-9007199254740993", "double"),
+        ("16777217", "float"),
+        ("1" * 400, "double"),
+    ],
+)
+async def test_integer_that_a_float_does_not_have(
+    tmp_path: Path, kind: str, number: str, wanted: str
+) -> None:
+    """It would be loaded as its neighbour (issue 23)."""
+    line = number if kind == "csv" else f'{{"a":{number}}}'
+    (tmp_path / "f").write_text(f"{line}\n")
+    error = await error_of(tmp_path, kind, schema=f"a {wanted}")
+    assert error.startswith("extract: in/f:1: ")
+    assert f"not of type {wanted}: " in error
+
+
+@pytest.mark.parametrize("kind", ["csv", "json"])
+@pytest.mark.parametrize(
+    ("number", "wanted", "found"),
+    [
+        ("9007199254740992", "double", "9.007199254740992E15"),
+        ("9007199254740993.0", "double", "9.007199254740992E15"),
+        ("12345678901234567000", "double", "1.2345678901234567E19"),
+        ("12345678901234567168", "double", "1.2345678901234567E19"),
+        ("16777216", "float", "1.6777216E7"),
+        ("123456790", "float", "1.2345679E8"),
+        ("-123456792", "float", "-1.2345679E8"),
+        ("0.1", "float", "0.1"),
+    ],
+)
+async def test_number_that_a_float_has(
+    tmp_path: Path, kind: str, number: str, wanted: str, found: str
+) -> None:
+    """As an integer its exact value, or the shortest text that is read as it."""
+    line = number if kind == "csv" else f'{{"a":{number}}}'
+    (tmp_path / "f").write_text(f"{line}\n")
+    source = FileSource(str(tmp_path), kind, schema=f"a {wanted}, b int")
+    (message,) = await messages_of(source)
+    assert json.loads(message)["a"] == float(found)
+    assert f'"a":{found},' in message.decode()
+
+
 async def test_parquet_column_matches_in_any_case(tmp_path: Path) -> None:
     """As with Spark, whether the schema is declared or the first file's (issue 23)."""
     pq.write_table(pa.table({"id": [1], "Name": ["x"]}), tmp_path / "f")
