@@ -83,11 +83,11 @@ class FileSourceKeys(RowSourceKeys):
 
     def reads(self, look: Look) -> Iterator[Path]:
         """Yield the files of the input that are on this machine."""
-        from etlstage.files.find import PartitionsDiffer, find
+        from etlstage.files.find import PartitionsInvalid, find
 
         place = look.path(self.path)
         # What keeps files from being found is reported when they are read.
-        with suppress(OSError, PartitionsDiffer):
+        with suppress(OSError, PartitionsInvalid):
             yield from [file.path for file in find(str(place))] if place else ()
 
     @classmethod
