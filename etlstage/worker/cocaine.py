@@ -49,7 +49,7 @@ from etlstage.protocol.events import (
     Ready,
 )
 from etlstage.worker.descriptors import complain
-from etlstage.worker.refusal import Refuse
+from etlstage.worker.refusal import Refuse, printable, text_of
 
 if TYPE_CHECKING:
     from etlstage.protocol.cocaine import CocaineSession
@@ -64,6 +64,7 @@ _LOST: Final = 1  # exit status
 _UNSENT: Final = 16 * 1024 * 1024  # unsent bytes at which handlers wait
 _CHUNK: Final = 256 * 1024  # bytes per read
 _PLACES: Final = _UNSENT // _CHUNK
+_CODES: Final = range(-(2**63), 2**63)  # error codes that a frame can hold
 # The supervisor decides how large a message may be.
 _UNLIMITED = Limits(2**31, 2**31)
 
@@ -124,9 +125,14 @@ class Response:
         Send a chunk; wait while too many bytes are unsent.
 
         Raises:
+            TypeError: If the chunk is not bytes.
             ValueError: If the response is closed.
 
         """
+        # An event is encoded in the other thread, where an error ends the worker.
+        if not isinstance(chunk, bytes):
+            remedy = "; use .encode()" if isinstance(chunk, str) else ""
+            raise TypeError(f"chunk is {_kind(chunk)}, expected bytes{remedy}")
         self._check()
         self._send(len(chunk), Added(self._id, [chunk]))
 
@@ -140,17 +146,34 @@ class Response:
         """
         Refuse the request, and end the response.
 
+        Args:
+            code: Number of the error, of 64 bits with a sign.
+            reason: Text of the error; it is sent as one line of at most 1000
+                characters, with spaces in place of unprintable ones.
+
         Raises:
-            ValueError: If the response is closed.
+            TypeError: If the code is not an integer, or the reason is not a text.
+            ValueError: If the code is out of range, or the response is closed.
 
         """
+        if not isinstance(code, int) or isinstance(code, bool):
+            raise TypeError(f"code is {_kind(code)}, expected int")
+        if not isinstance(reason, str):
+            raise TypeError(f"reason is {_kind(reason)}, expected str")
+        if int(code) not in _CODES:
+            raise ValueError("code is out of range, expected -2**63 to 2**63 - 1")
         self._check()
         self.closed = True
-        self._send(0, Ended.refused(self._id, code, reason, _CATEGORY))
+        text = printable(reason)
+        self._send(0, Ended.refused(self._id, int(code), text, _CATEGORY))
 
     def _check(self) -> None:
         if self.closed:
             raise ValueError("the response is closed")
+
+
+def _kind(value: object) -> str:
+    return type(value).__name__
 
 
 Handler = Callable[[Request, Response], object]
@@ -367,11 +390,10 @@ class _Worker:
             handler(request, response)
         except SessionCancelled:
             pass
-        except Refuse as error:
-            _refuse(response, str(error))
         except Exception as error:
-            traceback.print_exc()
-            _refuse(response, f"{type(error).__name__}: {error}")
+            if not isinstance(error, Refuse):
+                traceback.print_exc()
+            _refuse(response, text_of(error))
         response.close()
 
 

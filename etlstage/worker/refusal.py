@@ -17,7 +17,7 @@ from etlstage.errors import InvalidMessage
 from etlstage.protocol.marker import Markers
 from etlstage.protocol.marker.framing import encode_refusal
 
-__all__ = ("Refuse", "Traces", "reason_of")
+__all__ = ("Refuse", "Traces", "printable", "reason_of", "text_of")
 
 _LONGEST: Final = 1000  # characters, as many as the supervisor takes
 _PLACES: Final = 100  # places for which a traceback is shown, at most
@@ -40,22 +40,32 @@ class Refuse(Exception):
 
 def reason_of(error: BaseException, markers: Markers) -> str:
     """Return the reason of a refusal after ``error``, as text that can be sent."""
+    return _sendable(text_of(error), type(error).__name__, markers)
+
+
+def text_of(error: BaseException) -> str:
+    """Return the text of a refusal, or the name and the text of another error."""
     name = type(error).__name__
     try:
         text = str(error)[:_LONGEST]
     except Exception:
         text = ""
-    if not isinstance(error, Refuse):
-        text = f"{name}: {text}" if text else name
-    return _sendable(text, name, markers)
+    if isinstance(error, Refuse):
+        return text
+    return f"{name}: {text}" if text else name
+
+
+def printable(text: str) -> str:
+    """Return a text as one line that can be encoded; it is cut if it is long."""
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() else " " for c in text)
+    return " ".join(text[:_LONGEST].split())
 
 
 @lru_cache(128)
 def _sendable(text: str, name: str, markers: Markers) -> str:
     # Cached, as often every message is refused for the same reason.
-    if not text.isprintable():
-        text = "".join(c if c.isprintable() else " " for c in text)
-    for reason in " ".join(text[:_LONGEST].split()), name:
+    for reason in printable(text), name:
         try:
             encode_refusal(reason.encode(), markers, limit=sys.maxsize)
         except InvalidMessage:

@@ -116,6 +116,59 @@ async def test_handler_refuses(event: str, code: int, reason: str) -> None:
     assert supervisor.faults.failures == 0
 
 
+ARGUMENTS = """
+from etlstage.worker import cocaine
+
+class Mute(Exception):
+    def __str__(self):
+        raise ValueError
+
+def call(request, response):
+    text = request.read().decode()
+    exec(text, {"response": response, "cocaine": cocaine, "Mute": Mute})
+
+cocaine.run({"call": call})
+"""
+
+
+@pytest.mark.parametrize("version", [CocaineVersion.ZERO, CocaineVersion.ONE])
+async def test_arguments_that_cant_be_sent(version: CocaineVersion) -> None:
+    """Each refuses its own session, and the worker continues (issue 26)."""
+    refusals = {
+        rb"raise cocaine.Refuse('a \udcff\n b')": (100, "a b"),
+        rb"raise cocaine.Refuse('x' * 100_000)": (100, "x" * 1000),
+        rb"raise ValueError('a \udcff b')": (100, "ValueError: a b"),
+        b"raise Mute": (100, "Mute"),
+        rb"response.error(7, 'a \udcff b')": (7, "a b"),
+        b"response.error(-(2**63), 'least')": (-(2**63), "least"),
+        b"response.error(2**63 - 1, 'most')": (2**63 - 1, "most"),
+        b"response.error(2**63, '')": (
+            100,
+            "ValueError: code is out of range, expected -2**63 to 2**63 - 1",
+        ),
+        b"response.error('7', '')": (100, "TypeError: code is str, expected int"),
+        b"response.error(True, '')": (100, "TypeError: code is bool, expected int"),
+        b"response.error(7, b'')": (100, "TypeError: reason is bytes, expected str"),
+        b"response.write(None)": (
+            100,
+            "TypeError: chunk is NoneType, expected bytes",
+        ),
+        b"response.write('a')": (
+            100,
+            "TypeError: chunk is str, expected bytes; use .encode()",
+        ),
+    }
+    dialect = CocaineDialect(event="call", protocol=version)
+    command = (sys.executable, "-c", ARGUMENTS)
+    run = Stage(name="app", worker=command, dialect=dialect)
+    async with AsyncSupervisor(run) as supervisor:
+        results = await supervisor.submit(list(refusals))
+    for text, result in zip(refusals, results, strict=True):
+        assert isinstance(result.error, WorkerRefusal), text
+        assert (result.error.code, result.error.reason) == refusals[text]
+    assert supervisor.faults.failures == 0
+
+
 async def test_busy_handler_does_not_keep_it_from_answering(tmp_path: Path) -> None:
     """A session that is open at the request to end is finished first."""
     fifo = tmp_path / "fifo"
