@@ -177,7 +177,7 @@ def _kind(value: object) -> str:
 
 
 Handler = Callable[[Request, Response], object]
-"""Answers one session; an exception refuses it."""
+"""Answers one session; an exception refuses it, and ``sys.exit()`` ends the process."""
 
 
 def run(
@@ -189,7 +189,8 @@ def run(
     """
     Run as a worker until the supervisor terminates it.
 
-    The process then exits with status 0, or with 1 if the supervisor is lost.
+    The process then exits with status 0, or with 1 if the supervisor is lost. If a
+    handler calls ``sys.exit()``, it exits with that status, after the answers so far.
 
     Args:
         handlers: Handlers by the events that they handle.
@@ -266,6 +267,7 @@ class _Worker:
         self._unsent = bytearray()
         self._paid = 0  # places in the room that unsent bytes take
         self._leaving: Farewell | None = None
+        self._status: int | None = None  # with which a handler ends the process
         self._session.send(Ready(options["--uuid"]), monotonic())
 
     def serve(self) -> int:
@@ -280,6 +282,7 @@ class _Worker:
     def _turn(self) -> int | None:
         """Wait for something to do, and do it; return the exit status at the end."""
         session, wire = self._session, self._wire.fileno()
+        status = self._status
         self._hear_handlers()
         if self._leaving is not None and not self._open:
             session.send(self._leaving, monotonic())
@@ -288,6 +291,8 @@ class _Worker:
         timer = session.get_timer()
         wait = None if timer is None else max(0.0, timer - monotonic())
         writing = [wire] if self._unsent else []
+        if status is not None and not self._unsent:
+            return status
         if session.state.name == "ENDED" and not self._unsent:
             return 0
         ready, _, _ = select.select([wire, self._ears], writing, [], wait)
@@ -372,13 +377,20 @@ class _Worker:
             for _ in range(places):
                 self._room.acquire()
         self._outgoing.put((places, event))
+        self._wake()
+
+    def _wake(self) -> None:
         with suppress(BlockingIOError):  # it will wake already
             os.write(self._bell, b"x")
 
     def _handle_all(self) -> None:
-        while True:
+        while self._status is None:
             id_, request = self._jobs.get()
-            self._handle(Response(id_, self._send), request)
+            try:
+                self._handle(Response(id_, self._send), request)
+            except BaseException as error:
+                self._status = _status_of(error)
+                self._wake()
 
     def _handle(self, response: Response, request: Request) -> None:
         handler: Callable[..., Any] | None = self._handlers.get(request.event)
@@ -395,6 +407,17 @@ class _Worker:
                 traceback.print_exc()
             _refuse(response, text_of(error))
         response.close()
+
+
+def _status_of(error: BaseException) -> int:
+    """Return the exit status after an error, and print it, as Python does at exit."""
+    if not isinstance(error, SystemExit):
+        traceback.print_exception(error)
+        return 1
+    if error.code is None or isinstance(error.code, int):
+        return (error.code or 0) & 0xFF
+    print(error.code, file=sys.stderr)  # noqa: T201 - as Python does
+    return 1
 
 
 def _refuse(response: Response, reason: str) -> None:

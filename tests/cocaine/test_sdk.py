@@ -169,6 +169,37 @@ async def test_arguments_that_cant_be_sent(version: CocaineVersion) -> None:
     assert supervisor.faults.failures == 0
 
 
+@pytest.mark.parametrize(
+    ("ending", "status", "shown"),
+    [
+        ("sys.exit()", 0, ""),
+        ("sys.exit(7)", 7, ""),
+        ("sys.exit(-1)", 255, ""),
+        ("sys.exit('no such table')", 1, "no such table"),
+        ("raise KeyboardInterrupt", 1, "KeyboardInterrupt"),
+    ],
+)
+async def test_handler_may_end_the_process(
+    ending: str, status: int, shown: str
+) -> None:
+    """What was answered before is sent; the session itself is not (issue 26)."""
+    script = (
+        "import sys\n"
+        "from etlstage.worker import cocaine\n"
+        "def end(request, response):\n"
+        "    response.write(b'x' * 3_000_000)\n"
+        f"    {ending}\n"
+        "cocaine.run({'end': end})\n"
+    )
+    async with talking((sys.executable, "-c", script)) as talk:
+        talk.send(Opened(1, [b"a"], each=False, event="end"))
+        await talk.until(lambda: sum(map(len, talk.outputs[1])) == 3_000_000)
+        assert await talk.exited() == status
+        assert not talk.ended
+        assert not talk.refused
+        assert shown.encode() in (talk.child.stderr.read(65536) or b"")
+
+
 async def test_busy_handler_does_not_keep_it_from_answering(tmp_path: Path) -> None:
     """A session that is open at the request to end is finished first."""
     fifo = tmp_path / "fifo"
