@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -105,8 +105,8 @@ def _pipe(
     settings = [f"workers={workers}", *(values or ())]
     verbosity = Verbosity(debug, quiet, log_level)
     with Signals(begun=False) as signals, ExitStack() as stack:
-        program = program_of(ctx.meta["command"], options, settings)
-        stage = replace(program.stage, name="worker")
+        _check_settings(settings)
+        stage = program_of(ctx.meta["command"], options, settings).stage
         letters = None
         if dead_letters is not None:
             letters = _letters(dead_letters)
@@ -130,6 +130,16 @@ def _pipe(
         if not quiet:
             show_report(report, err)
         return exit_code(report, debug=debug)
+
+
+def _check_settings(values: Sequence[str]) -> None:
+    """Refuse keys of a stage that would have no effect in a filter."""
+    for key in (value.partition("=")[0] for value in values):
+        if key.partition(".")[0].partition("[")[0] == "durable":
+            raise ConfigError(
+                f"--set {key}: not supported by pipe, which has no state for the"
+                " journals; use a pipeline file and etlstage run"
+            )
 
 
 def _letters(folder: Path) -> DeadLetters:

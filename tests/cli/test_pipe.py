@@ -218,6 +218,24 @@ def test_wrong_words_are_named(
     assert done.stdout == ""
 
 
+@pytest.mark.parametrize("value", ["durable=true", "durable.partitions=2"])
+def test_durable_is_refused(etlstage: Etlstage, value: str) -> None:
+    """A filter has no state, so the key would be ignored (issue 26)."""
+    done = etlstage("pipe", "--set", value, "--", "cat")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"etlstage: error: --set {value.partition('=')[0]}: not supported by pipe,"
+        " which has no state for the journals; use a pipeline file and etlstage run\n"
+    )
+
+
+def test_name_of_the_stage_is_set(filtered: Filter) -> None:
+    """The ledger shows it (issue 26)."""
+    status, out, err = filtered(b"a\n", "--set", "name=upper")
+    assert (status, out) == (0, b"A\n")
+    assert "\nupper " in err
+
+
 def test_help_names_the_command(etlstage: Etlstage) -> None:
     """The usage shows the command after the dashes."""
     done = etlstage("pipe", "--help")
