@@ -30,6 +30,7 @@ from etlstage.errors import ConfigError, StateUnusable, os_reason
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.descriptor import DescriptorSink, DescriptorSource
 from etlstage.pipeline.pipeline import Pipeline
+from etlstage.stage import Order
 
 __all__ = ("app",)
 
@@ -107,6 +108,8 @@ def _pipe(
     with Signals(begun=False) as signals, ExitStack() as stack:
         _check_settings(settings)
         stage = program_of(ctx.meta["command"], options, settings).stage
+        if stage.order is Order.KEY and stage.key is None:
+            raise ConfigError("--set order=key needs a key: --set key=/POINTER")
         letters = None
         if dead_letters is not None:
             letters = _letters(dead_letters)

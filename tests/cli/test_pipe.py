@@ -236,6 +236,15 @@ def test_name_of_the_stage_is_set(filtered: Filter) -> None:
     assert "\nupper " in err
 
 
+def test_order_by_key_without_a_key(etlstage: Etlstage) -> None:
+    """The remedy is an option of the command (issue 26)."""
+    done = etlstage("pipe", "--set", "order=key", "--", "cat")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "etlstage: error: --set order=key needs a key: --set key=/POINTER\n"
+    )
+
+
 def test_help_names_the_command(etlstage: Etlstage) -> None:
     """The usage shows the command after the dashes."""
     done = etlstage("pipe", "--help")
