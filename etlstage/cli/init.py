@@ -6,6 +6,7 @@ All or nothing: no file is written before it is known that no other is in the wa
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -67,9 +68,10 @@ def _start(folder: Path, language: str, *, yes: bool) -> int:
     _write(folder, files, yes=yes)
     typer.echo(f"a pipeline is in {folder}; change {file}, then:")
     if worker.build:
-        typer.echo(f"  {worker.build.format(made=folder / 'worker', file=file)}")
-    typer.echo(f"  etlstage test {pipeline}")
-    typer.echo(f"  etlstage run {pipeline}")
+        made = _quoted(folder / "worker")
+        typer.echo(f"  {worker.build.format(made=made, file=_quoted(file))}")
+    typer.echo(f"  etlstage test {_quoted(pipeline)}")
+    typer.echo(f"  etlstage run {_quoted(pipeline)}")
     return 0
 
 
@@ -98,7 +100,7 @@ def init(
     pipelines = sorted(folder.glob("*/pipeline.yaml"))
     typer.echo(f"examples are in {folder}; run one:")
     for pipeline in pipelines:
-        typer.echo(f"  etlstage run {pipeline}")
+        typer.echo(f"  etlstage run {_quoted(pipeline)}")
     typer.echo(f"workers to start from: {folder / 'workers'}")
     typer.echo(f"a notebook that joins tables: {folder / 'join' / 'join.py'}")
     typer.echo(f"an HTTP service answered by workers: {folder / 'asgi' / 'app.py'}")
@@ -147,6 +149,11 @@ def _write(folder: Path, files: Mapping[Path, bytes], *, yes: bool) -> None:
             if content.startswith(b"#!"):
                 # Installed files are not executable, but workers are tried by hand.
                 path.chmod(0o755)
+
+
+def _quoted(path: Path) -> str:
+    """Return a path as a word of a shell."""
+    return shlex.quote(str(path))
 
 
 def _others(folder: Path) -> int:

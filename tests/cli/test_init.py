@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -73,6 +74,26 @@ def test_start_passes_its_own_tests(
     assert tested.stdout.endswith("2 tests: 2 passed\n")
     valid = etlstage("validate", "mine/pipeline.yaml", env=node)
     assert (valid.returncode, valid.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("words", [(), ("--worker", "c")])
+def test_commands_can_be_pasted(etlstage: Etlstage, words: tuple[str, ...]) -> None:
+    """A folder with blanks and a dollar sign is quoted for the shell (issue 26)."""
+    result = etlstage("init", "my $new one", *words)
+    lines = result.stdout.splitlines()
+    commands = [shlex.split(line) for line in lines if line.startswith("  ")]
+    assert commands
+    for command in commands:
+        assert command[-1].startswith("my $new one/")
+        assert f"'{command[-1]}'" in result.stdout
+    if words:
+        assert commands[0][:5] == [
+            "cc",
+            "-O2",
+            "-o",
+            "my $new one/worker",
+            "my $new one/worker.c",
+        ]
 
 
 def test_start_has_a_test_of_the_function(etlstage: Etlstage, tmp_path: Path) -> None:
