@@ -116,6 +116,9 @@ def _pipe(
         err = Screen(stderr=True)
         configure(err, verbosity)
         separator = b"\0" if null else b"\n"
+        if file is None:
+            _check_open(_STDIN, "stdin is closed; redirect it, or name a FILE")
+        _check_open(_STDOUT, "stdout is closed; redirect it, as in >/dev/null")
         pipeline = Pipeline(
             name="pipe",
             source=DescriptorSource(
@@ -143,6 +146,13 @@ def _check_settings(values: Sequence[str]) -> None:
                 f"--set {key}: not supported by pipe, which has no state for the"
                 " journals; use a pipeline file and etlstage run"
             )
+
+
+def _check_open(descriptor: int, closed: str) -> None:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        raise ConfigError(closed) from None
 
 
 def _letters(folder: Path) -> DeadLetters:

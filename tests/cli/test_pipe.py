@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 from pathlib import Path
@@ -243,6 +244,47 @@ def test_order_by_key_without_a_key(etlstage: Etlstage) -> None:
     assert done.stderr == (
         "etlstage: error: --set order=key needs a key: --set key=/POINTER\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("redirected", "error"),
+    [
+        ("<&-", "stdin is closed; redirect it, or name a FILE"),
+        (">&-", "stdout is closed; redirect it, as in >/dev/null"),
+        ("in.txt <&- >&-", "stdout is closed; redirect it, as in >/dev/null"),
+    ],
+)
+def test_closed_stream_is_named(tmp_path: Path, redirected: str, error: str) -> None:
+    """It is wrong usage, and nothing is started (issue 26)."""
+    (tmp_path / "in.txt").write_bytes(b"a\n")
+    piped = f"{shlex.join(command([]))} pipe {redirected} -- cat"
+    done = subprocess.run(
+        ["/bin/sh", "-c", piped],
+        cwd=tmp_path,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"etlstage: error: {error}\n"
+
+
+def test_file_is_read_where_stdin_is_closed(tmp_path: Path) -> None:
+    """Only the streams that are used have to be open (issue 26)."""
+    (tmp_path / "in.txt").write_bytes(b"a\n")
+    (tmp_path / "worker.py").write_text(UPPER)
+    piped = f"{shlex.join(command([]))} pipe -q in.txt <&- -- python worker.py"
+    done = subprocess.run(
+        ["/bin/sh", "-c", piped],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"A\n", b"")
 
 
 def test_help_names_the_command(etlstage: Etlstage) -> None:
