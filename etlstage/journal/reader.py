@@ -43,6 +43,7 @@ from etlstage.sequencing import (
     ProducerState,
     ReadUncommitted,
     Sequencer,
+    clock_at,
 )
 
 if TYPE_CHECKING:
@@ -454,7 +455,8 @@ class CommittedReader:
                 self._release()
 
     def _position(self) -> Checkpoint:
-        checkpoint = self._sequencer.checkpoint(self._horizon)
+        now = clock_at(time.time_ns())
+        checkpoint = self._sequencer.checkpoint(self._horizon, now)
         # Include the start offsets of journals of which nothing was read yet.
         offsets = {**self._offsets, **checkpoint.offsets}
         for journal, end in self._passed.items():

@@ -33,7 +33,7 @@ NO_UUID: Final = UUID(int=0)
 
 _EPOCH: Final = 122192928000000000
 """1970 as the timestamp of a UUID: units of 100 ns since 1582-10-15."""
-_MASK: Final = (1 << 64) - 1
+MAX_CLOCK: Final = (1 << 64) - 1
 _MAX_FLAGS: Final = 0x3FF
 
 
@@ -67,7 +67,7 @@ class Clock:
     """
 
     def __init__(self, value: int = 0, *, tick: int = 160) -> None:
-        if not 0 <= value <= _MASK:
+        if not 0 <= value <= MAX_CLOCK:
             raise ValueError(f"a clock has 64 bits, got {value}")
         if tick < 1:
             raise ValueError(f"tick must be positive, got {tick}")
@@ -86,14 +86,14 @@ class Clock:
     def tick(self) -> int:
         """Advance the clock by one tick, and return the new value."""
         with self._lock:
-            self._value = (self._value + self._tick) & _MASK
+            self._value = (self._value + self._tick) & MAX_CLOCK
             return self._value
 
     def untick(self, value: int) -> None:
         """Undo the tick that returned ``value``, unless the clock advanced since."""
         with self._lock:
             if self._value == value:
-                self._value = (value - self._tick) & _MASK
+                self._value = (value - self._tick) & MAX_CLOCK
 
     def update(self, nanoseconds: int) -> None:
         """Advance the clock to a time in nanoseconds since 1970, unless it is ahead."""
@@ -106,7 +106,7 @@ def clock_at(nanoseconds: int) -> int:
     """Return the first clock value of a time, in nanoseconds since 1970."""
     # Go divides towards zero: before 1970 the result differs from that of ``//``.
     units = abs(nanoseconds) // 100
-    return ((_EPOCH + (units if nanoseconds >= 0 else -units)) << 4) & _MASK
+    return ((_EPOCH + (units if nanoseconds >= 0 else -units)) << 4) & MAX_CLOCK
 
 
 def seconds_of(clock: int) -> float:
@@ -125,7 +125,7 @@ def build_uuid(producer: bytes, clock: int, flags: int) -> UUID:
     """
     if len(producer) != 6:
         raise ValueError(f"a producer id has 6 bytes, got {producer.hex()!r}")
-    if not 0 <= clock <= _MASK:
+    if not 0 <= clock <= MAX_CLOCK:
         raise ValueError(f"a clock has 64 bits, got {clock}")
     if not 0 <= flags <= _MAX_FLAGS:
         raise ValueError(f"flags have 10 bits, got {flags:#x}")

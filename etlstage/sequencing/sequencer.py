@@ -33,7 +33,7 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 from etlstage.errors import EtlstageError, LocalProtocolError
-from etlstage.sequencing.clock import clock_of
+from etlstage.sequencing.clock import MAX_CLOCK, clock_of
 from etlstage.sequencing.message import Envelope
 
 __all__ = (
@@ -345,7 +345,7 @@ class Sequencer:
             raise LocalProtocolError("messages remain to dequeue")
         return self.checkpoint(horizon).states
 
-    def checkpoint(self, horizon: float = 0) -> Checkpoint:
+    def checkpoint(self, horizon: float = 0, now: int = MAX_CLOCK) -> Checkpoint:
         """
         Return the position to resume from; the last returned message is not done yet.
 
@@ -353,10 +353,12 @@ class Sequencer:
             horizon: Seconds after which producers are forgotten: those whose clock is
                 older than the newest of their journal by more than this; 0: never. If a
                 forgotten producer repeats a message, it is not known as a duplicate.
+            now: The newest clock that counts; by default any. With one that is ahead of
+                the others by more than ``horizon``, these would be forgotten.
 
         """
         if horizon:
-            self._prune(round(horizon * 1e9) // 100 << 4)
+            self._prune(round(horizon * 1e9) // 100 << 4, now)
         self._pending.clear()
         states = [
             ProducerState(
@@ -366,10 +368,10 @@ class Sequencer:
         ]
         return Checkpoint(dict(self._offsets), states)
 
-    def _prune(self, age: int) -> None:
+    def _prune(self, age: int, now: int) -> None:
         newest: dict[str, int] = {}
         for span in self._spans.values():
-            newest[span.journal] = max(newest.get(span.journal, 0), span.last)
+            newest[span.journal] = max(newest.get(span.journal, 0), min(span.last, now))
         self._spans = {
             key: span
             for key, span in self._spans.items()

@@ -15,6 +15,7 @@ from etlstage.errors import LocalProtocolError
 from etlstage.sequencing import (
     Checkpoint,
     Envelope,
+    Flags,
     MustStartReplay,
     Opaque,
     ProducerState,
@@ -599,6 +600,18 @@ def test_producers_are_pruned_within_their_journal() -> None:
     assert producers == {B, C}
     # A horizon beyond 1582 prunes nothing.
     assert len(sequencer.producer_states(86400)) == 2
+
+
+def test_clock_that_is_ahead_makes_no_other_producer_old() -> None:
+    """Else their open spans would be dropped (issue 24)."""
+    sequencer, now = Sequencer(), 10**6 << 4
+    sequencer.queue_uncommitted(envelope(A, 2 * now, Flags.OUTSIDE_TXN, 0))
+    list(dequeued(sequencer, JournalHistory([], [])))
+    sequencer.queue_uncommitted(envelope(B, now, Flags.CONTINUE_TXN, 1))
+    known = {state.producer for state in sequencer.checkpoint(0.01, now).states}
+    assert known == {A, B}
+    known = {state.producer for state in sequencer.checkpoint(0.01).states}
+    assert known == {A}
 
 
 def test_no_producer_is_forgotten_unless_that_is_asked_for() -> None:

@@ -12,6 +12,7 @@ belongs to the batch that sees its acknowledgement.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from typing import Final, NamedTuple, cast
@@ -29,6 +30,7 @@ from etlstage.sequencing import (
     MustStartReplay,
     ProducerState,
     Sequencer,
+    clock_at,
     flags_of,
 )
 from etlstage.spark.journal.options import JournalReading
@@ -156,7 +158,8 @@ class _Lane:
         """Return the place after the frames taken."""
         if self._sequencer is None:
             return _LanePlace(self._offset, self.frames)
-        offsets, states = self._sequencer.checkpoint(_HORIZON)
+        now = clock_at(time.time_ns())
+        offsets, states = self._sequencer.checkpoint(_HORIZON, now)
         return _LanePlace(offsets[self._spec.name], self.frames, states)
 
     def _next(self) -> Envelope | None:
