@@ -603,8 +603,8 @@ class Journals:
 
     def forget(self, reader: str) -> None:
         """Drop a reader's position, so that nothing is kept for it any longer."""
-        if self.storage.size(f"readers/{reader}.json") is None:
-            known = [one.name for one in self.readers()]
+        known = [one.name for one in self.readers()]
+        if reader not in known:
             raise JournalError(f"no reader {reader!r}{guess(reader, known)}")
         self.storage.remove(f"readers/{reader}.json")
 

@@ -295,6 +295,8 @@ def test_readers_and_their_lag(
     # It must be able to read the open transaction again.
     assert 0 < fast["needs"]["orders/part-000"] < end
     assert slow["needs"] == {"orders/part-000": 0}
+    assert run("journal", "readers", str(folder), "--forget", "../spec") == 1
+    assert (folder / "spec.json").exists()
     assert run("journal", "readers", str(folder), "--forget", "slow") == 0
     assert run("journal", "readers", str(folder)) == 0
     assert capsys.readouterr().out.count("updated") == 1
