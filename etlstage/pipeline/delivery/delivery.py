@@ -364,9 +364,9 @@ class Delivery:
                 ):
                     break
             # Another run took over meanwhile: we hold the lock of a deleted file.
-        file.truncate()
-        file.write(json.dumps(Holder.here()._asdict()).encode())
-        file.flush()
+        file.truncate(0)
+        # Unbuffered: if the disk is full, to close the file must not fail again.
+        os.pwrite(file.fileno(), json.dumps(Holder.here()._asdict()).encode(), 0)
 
     def _flock(self, file: BinaryIO) -> None:
         for _ in range(_LOOKS):

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from resource import RLIMIT_FSIZE, getrlimit, setrlimit
 from typing import BinaryIO
 
 import pytest
@@ -308,6 +309,17 @@ def test_who_asks_for_the_holder_does_not_hold_up_a_run(
         )
         with Delivery(tmp_path) as delivery:
             delivery.check()
+
+
+def test_lock_that_can_not_be_written(tmp_path: Path) -> None:
+    """As on a full disk, which is reported as such (issue 24)."""
+    soft, hard = getrlimit(RLIMIT_FSIZE)
+    setrlimit(RLIMIT_FSIZE, (0, hard))
+    try:
+        with pytest.raises(StateUnusable, match=r"can't use .*: file too large"):
+            Delivery(tmp_path / "state").__enter__()
+    finally:
+        setrlimit(RLIMIT_FSIZE, (soft, hard))
 
 
 def test_lock_that_can_not_be_taken(tmp_path: Path) -> None:
