@@ -144,9 +144,10 @@ class RowLanding(Landing):
         if not self.epochs:
             return f"nothing was written to {self._where}{rest}"
         complete = "complete" if self._whole else "incomplete"
+        # The epochs of earlier runs of the load count, too.
+        epochs = "" if self._resumed else f" in {counted(self.epochs, 'epoch')}"
         return (
-            f"wrote {counted(account.done, 'message')} in"
-            f" {counted(self.epochs, 'epoch')} to {self._where};"
+            f"wrote {counted(account.done, 'message')}{epochs} to {self._where};"
             f" output {complete}{rest}{self._empty}"
         )
 
