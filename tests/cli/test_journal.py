@@ -14,7 +14,7 @@ import pytest
 
 from etlstage.cli import journal as commands
 from etlstage.cli.app import app
-from etlstage.errors import ConfigError
+from etlstage.errors import ConfigError, EtlstageError
 from etlstage.journal import Journals, OffsetGone, Publisher, modulo
 from etlstage.journal.account import lags, verify
 from etlstage.journal.log import Group, JournalLog
@@ -295,7 +295,8 @@ def test_readers_and_their_lag(
     # It must be able to read the open transaction again.
     assert 0 < fast["needs"]["orders/part-000"] < end
     assert slow["needs"] == {"orders/part-000": 0}
-    assert run("journal", "readers", str(folder), "--forget", "../spec") == 1
+    with pytest.raises(EtlstageError, match=r"no reader '\.\./spec'"):
+        run("journal", "readers", str(folder), "--forget", "../spec")
     assert (folder / "spec.json").exists()
     assert run("journal", "readers", str(folder), "--forget", "slow") == 0
     assert run("journal", "readers", str(folder)) == 0
