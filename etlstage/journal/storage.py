@@ -92,6 +92,7 @@ class FolderStorage:
         self._named: set[str] = set()
         self._locks: dict[str, tuple[Lock, int]] = {}
         self._guard = RLock()
+        self._process = os.getpid()
         # The file that was read last, and its descriptor.
         self._reading = "", -1
         self._reading_guard = Lock()
@@ -146,6 +147,7 @@ class FolderStorage:
     def sync(self, path: str) -> None:
         """Make a file and its name durable."""
         with self._guard, ExitStack() as opened:
+            self._close_inherited()
             if (fd := self._open.get(path)) is None:
                 # The file may be one that is only read here, and may be gone by now.
                 try:
@@ -182,6 +184,7 @@ class FolderStorage:
     def locked(self, path: str) -> Iterator[None]:
         """Lock a file; ``flock`` does not exclude threads, so they have a lock, too."""
         with self._guard:
+            self._close_inherited()
             if path not in self._locks:
                 self._locks[path] = Lock(), self._new(path)
             lock, fd = self._locks[path]
@@ -217,6 +220,17 @@ class FolderStorage:
             self._locks.clear()
         with self._reading_guard:
             self._end_reading()
+
+    def _close_inherited(self) -> None:
+        """
+        Close the descriptors from before a fork: files get new ones when used again.
+
+        ``flock`` does not exclude processes that share an open file, and only one of
+        them gets an error of ``fsync``. The parent's copies keep its locks.
+        """
+        if self._process != (process := os.getpid()):
+            self.close()
+            self._process = process
 
     def _end_reading(self) -> None:
         if self._reading[0]:

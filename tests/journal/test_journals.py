@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -34,6 +36,35 @@ from etlstage.sequencing import Clock, FrameError, JsonMessage
 from tests.patience import HANG
 
 SECOND = 10**9
+
+FORKED = """\
+import fcntl, os, sys
+from etlstage.journal import Journals
+
+journals = Journals.open(sys.argv[1])
+name = journals.partitions()[0].name
+journals.append(name, b"before")
+ready, is_ready = os.pipe()
+go, may_go = os.pipe()
+if not os.fork():
+    section = journals.start_append(name)
+    os.write(is_ready, b".")
+    os.read(go, 1)
+    section.release(b"child")
+    os._exit(0)
+os.read(ready, 1)
+flock = fcntl.flock
+fcntl.flock = lambda fd, how: flock(fd, how | fcntl.LOCK_NB)
+try:
+    journals.start_append(name).abandon()
+except BlockingIOError:
+    print("excluded")
+fcntl.flock = flock
+os.write(may_go, b".")
+assert os.wait()[1] == 0
+journals.append(name, b"parent")
+"""
+"""Forks while a set is in use, and appends in both processes."""
 
 
 class Time:
@@ -97,6 +128,19 @@ async def test_one_writes_and_others_read(tmp_path: Path) -> None:
         assert numbers(again.read_committed(name="billing")) == [40]
         assert len(numbers(again.read_committed())) == 41
         assert [one.name for one in again.readers()] == ["billing", "other"]
+
+
+@pytest.mark.process
+def test_fork_excludes_parent_and_child_from_each_other(tmp_path: Path) -> None:
+    """A set that was in use before a fork has locks of its own in the child (issue 24)."""
+    command = [sys.executable, "-c", FORKED, str(tmp_path / "orders")]
+    ended = subprocess.run(
+        command, check=True, stdout=subprocess.PIPE, text=True, timeout=HANG
+    )
+    assert ended.stdout == "excluded\n"
+    with Journals.open(tmp_path / "orders") as journals:
+        groups = journals.log("orders/part-000").groups(0)
+        assert [group.data for group in groups] == [b"before", b"child", b"parent"]
 
 
 def test_transaction_is_read_when_it_is_acknowledged() -> None:
