@@ -250,39 +250,44 @@ class Publisher:
             )
         journal, content_type = mapping(message)
         framing = framing_by_content_type(content_type)
+        section = self._appender.start_append(journal)
+        # Within the section, as another thread may have opened the transaction before.
         if flags is Flags.OUTSIDE_TXN and journal in self._open:
+            section.abandon()
             raise LocalProtocolError(
                 f"can't publish a committed message to {journal}: it has uncommitted ones"
                 " of this publisher, which readers would drop; use another publisher"
             )
-        section = self._appender.start_append(journal)
         try:
             frame, clock = self._frame(message, framing, flags)
         except BaseException:
             section.abandon()
             raise
         opens = flags is Flags.CONTINUE_TXN and journal not in self._open
-        if opens and self._opening is not None and clock > 1:
+        if opens:
             try:
                 opened = message.acknowledgement(journal), framing, clock
-                self._opening(self._rollback(journal, *opened))
+                if self._opening is not None and clock > 1:
+                    self._opening(self._rollback(journal, *opened))
             except BaseException:
                 self._clock.untick(clock)
                 section.abandon()
                 raise
+            # Now, as the next section begins before release() returns.
+            self._open[journal] = opened
         try:
             append = section.release(*frame)
-        except AppendUncertain:
-            # Keep the clock: another message with it might be dropped as a duplicate.
-            self._uncertain = self._uncertain or flags is Flags.CONTINUE_TXN
-            raise
-        except BaseException:
-            self._clock.untick(clock)
+        except BaseException as error:
+            if opens:
+                del self._open[journal]
+            if not isinstance(error, AppendUncertain):
+                self._clock.untick(clock)
+            elif flags is Flags.CONTINUE_TXN:
+                # Keep the clock: another message with it might be dropped as a duplicate.
+                self._uncertain = True
             raise
         if not message.uuid.int:
             self.without_uuid += 1
-        if opens:
-            self._open[journal] = message.acknowledgement(journal), framing, clock
         return append
 
     def _frame(

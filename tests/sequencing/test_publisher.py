@@ -33,7 +33,7 @@ from etlstage.sequencing import (
     parse_uuid,
     producer_of,
 )
-from tests.sequencing.journals import A, Memory, Str, to_json
+from tests.sequencing.journals import A, Done, Memory, MemorySection, Str, to_json
 from tests.sequencing.vectors import VECTORS
 
 JSON = "application/x-ndjson"
@@ -196,6 +196,51 @@ def test_committed_within_an_own_transaction_is_refused() -> None:
     publisher.publish_committed(Str("two"), lambda _: ("b", JSON))
     publisher.build_ack_intents()
     publisher.publish_committed(Str("three"), to_json)
+
+
+def test_committed_is_refused_if_a_transaction_opens_before_its_section() -> None:
+    """Another thread may get the journal's section first (issue 24)."""
+
+    class First(Memory):
+        opening = False
+
+        def start_append(self, journal: str) -> MemorySection:
+            if self.opening:
+                self.opening = False
+                publisher.publish_uncommitted(Str("one"), to_json)
+            return super().start_append(journal)
+
+    journals = First()
+    publisher = Publisher(journals, Clock())
+    journals.opening = True
+    with pytest.raises(
+        LocalProtocolError, match="can't publish a committed message to a"
+    ):
+        publisher.publish_committed(Str("two"), to_json)
+    assert journals.sections == []
+    assert journals.data["a"].count(b"\n") == 1
+
+
+def test_committed_is_refused_as_soon_as_a_transaction_is_appended() -> None:
+    """The next section may begin before the append has returned (issue 24)."""
+
+    class Next(Memory):
+        def start_append(self, journal: str) -> MemorySection:
+            super().start_append(journal)
+            return Section(self, journal)
+
+    class Section(MemorySection):
+        def release(self, *data: bytes) -> Done:
+            append = super().release(*data)
+            if flags_of(parse_uuid(data[0][9:45].decode())) == Flags.CONTINUE_TXN:
+                with pytest.raises(LocalProtocolError, match="it has uncommitted ones"):
+                    publisher.publish_committed(Str("two"), to_json)
+            return append
+
+    journals = Next()
+    publisher = Publisher(journals, Clock())
+    publisher.publish_uncommitted(Str("one"), to_json)
+    assert journals.data["a"].count(b"\n") == 1
 
 
 def test_uncommitted_messages_are_published_one_at_a_time() -> None:
