@@ -386,7 +386,8 @@ class Pipeline(Runner):
                         )
                         yield answer._replace(passed=(*answer.passed, passed))
                         continue
-                    account.add_mismatches(promise for _, promise in answer.mismatches)
+                    if answer.mismatches:
+                        account.add_mismatches(name for _, name in answer.mismatches)
                     # Results before a refusal that ends the run are passed on.
                     parts = (answer,) if keeps else answer.parts()
                     for part in parts:
