@@ -346,6 +346,8 @@ async def test_epoch_is_there_behind_its_record(tmp_path: Path) -> None:
         await again.write([b'{"p":1,"v":"z"}'])
         await again.finish()
         await again.perform()
+    # The first epoch is an earlier run's.
+    assert again.landed() == f"wrote 1 message to {out}; output complete"
     assert sorted(names_in(out)) == [
         "_SUCCESS",
         "p=1/part-ab12-1-00000.parquet",

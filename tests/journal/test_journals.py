@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -32,7 +33,7 @@ from etlstage.journal import (
 )
 from etlstage.journal.reader import Registered
 from etlstage.journal.retention import Retention
-from etlstage.sequencing import Clock, FrameError, JsonMessage
+from etlstage.sequencing import Clock, FrameError, JsonMessage, clock_at
 from tests.patience import HANG
 
 SECOND = 10**9
@@ -703,6 +704,25 @@ def test_disk_that_fails_and_recovers() -> None:
     writer.publish_committed({"k": 4})
     assert numbers(journals.read_committed()) == [2, 3, 4]
     assert journals.pending_except("") == []
+
+
+def test_clock_that_is_ahead_costs_no_others_messages() -> None:
+    """A reader that stops within a transaction resumes with all of it (issue 24)."""
+    journals, day = memory(), 86400 * 10**9
+    for days, number in ((2, 0), (0, 1)):
+        clock = Clock(clock_at(time.time_ns() + days * day))
+        writer = Publisher(journals, clock, mapping=modulo(lambda m: m["k"]))
+        writer.publish_uncommitted({"k": number})
+        if days:
+            for journal, intent in writer.build_ack_intents():
+                journals.append(journal, intent)
+    with journals.read_committed("r") as reader:
+        assert numbers(reader) == [0]
+    writer.publish_uncommitted({"k": 2})
+    for journal, intent in writer.build_ack_intents():
+        journals.append(journal, intent)
+    with journals.read_committed("r") as reader:
+        assert numbers(reader) == [1, 2]
 
 
 # --- retention ---------------------------------------------------------------------

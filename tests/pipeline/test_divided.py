@@ -412,6 +412,16 @@ async def test_first_half_ends_at_the_limit_without_the_other(tmp_path: Path) ->
     assert plain(sink.messages) == sorted(numbers(300))
 
 
+async def refuse_seven(worker: ScriptedWorker) -> int:
+    """Add an exclamation mark to each message but 7, which is refused."""
+    async for message in worker.messages():
+        if message == b"7":
+            await worker.refuse("no seven")
+        else:
+            await worker.reply(message + b"!")
+    return 0
+
+
 async def test_limit_is_that_of_the_last_start(tmp_path: Path) -> None:
     """Not that with which the journals were made (issue 24)."""
     limits: tuple[str | None, ...] = ("1MiB", "8KiB", None)
@@ -436,14 +446,6 @@ async def test_limit_is_that_of_the_last_start(tmp_path: Path) -> None:
 async def test_report_counts_a_half_that_has_ended(tmp_path: Path) -> None:
     """As it counts all starts of a load (issue 24)."""
 
-    async def work(worker: ScriptedWorker) -> int:
-        async for message in worker.messages():
-            if message == b"7":
-                await worker.refuse("no seven")
-            else:
-                await worker.reply(message)
-        return 0
-
     def parts(at: Callable[[str], None] | None) -> DividedPipeline:
         made = DividedPipeline.cut(
             "p",
@@ -453,7 +455,7 @@ async def test_report_counts_a_half_that_has_ended(tmp_path: Path) -> None:
             sink=MemoryEpochSink(epochs),
             durable={"one": {}},
             bounds=Bounds(messages=5, seconds=3600),
-            launch=ScriptedLaunch(work),
+            launch=ScriptedLaunch(refuse_seven),
         )
         if at is not None:
             behind = made._parts[1]._delivery
@@ -796,15 +798,6 @@ def upper(name: str, **settings: Any) -> Stage:  # noqa: ANN401
 
 async def test_pipeline_is_cut_in_python_as_in_a_file(tmp_path: Path) -> None:
     """It is cut after the named stages; each part has its own state (issue 24)."""
-
-    async def work(worker: ScriptedWorker) -> int:
-        async for message in worker.messages():
-            if message == b"7":
-                await worker.refuse("no seven")
-            else:
-                await worker.reply(message + b"!")
-        return 0
-
     found = []
     for _ in range(2):
         sink = MemorySink()
@@ -816,7 +809,7 @@ async def test_pipeline_is_cut_in_python_as_in_a_file(tmp_path: Path) -> None:
             sink=sink,
             durable={"one": {}, "two": {"partitions": 2}},
             exactly_once=False,
-            launch=ScriptedLaunch(work),
+            launch=ScriptedLaunch(refuse_seven),
         )
         report = await run(made)
         assert (report.status, report.error) == ("done", None)
