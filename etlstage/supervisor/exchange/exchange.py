@@ -172,10 +172,12 @@ class Outcome(NamedTuple):
         errors = dict(self.refused)
         broken = {place: flaw for place, flaw in broken.items() if place not in errors}
         checker.found.update(flaw.promise for flaw in broken.values())
+        if not broken:
+            return self
         found = tuple((place, flaw.promise) for place, flaw in broken.items())
-        counted = self._replace(mismatches=found)
-        if not broken or stage.on_mismatch == "count":
-            return counted
+        outcome = self._replace(mismatches=found)
+        if stage.on_mismatch == "count":
+            return outcome
         replies = list(self.replies)
         for place, flaw in broken.items():
             error = ContractBroken(f"stage {stage.name}: the reply {flaw}")
@@ -184,7 +186,7 @@ class Outcome(NamedTuple):
             errors[place], replies[place] = error, ()
         places = sorted(errors)
         known = Refusals(places, [errors[place] for place in places], _itself)
-        return counted._replace(groups=replies).refusing(known, 0)
+        return outcome._replace(groups=replies).refusing(known, 0)
 
     def parts(self) -> Iterator[Outcome]:
         """Yield the same in pieces, each of which is answered or refused as a whole."""
