@@ -21,7 +21,13 @@ from pyarrow import types as pt
 from etlstage.columns import Column, array_of, one_of
 from etlstage.errors import EtlstageError, SourceFailed, guess, os_reason
 from etlstage.files.csv_format import parsed
-from etlstage.files.find import InputFile, digest_of, find, partition_columns
+from etlstage.files.find import (
+    InputFile,
+    PartitionsInvalid,
+    digest_of,
+    find,
+    partition_columns,
+)
 from etlstage.files.format import Format
 from etlstage.files.formats import FORMATS
 from etlstage.files.lines import Unreadable
@@ -148,7 +154,10 @@ class FileSource(Source):
 
     def identity(self) -> str:
         """Return a digest of the files; reading then fails if they differ. Blocks."""
-        self._keeps, self._of = True, digest_of(find(self._path))
+        try:
+            self._keeps, self._of = True, digest_of(find(self._path))
+        except PartitionsInvalid as error:
+            raise self._failed(str(error)) from error
         return self._of
 
     async def _read(

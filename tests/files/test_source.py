@@ -801,10 +801,14 @@ async def test_partition_column_that_repeats(
 ) -> None:
     """Only one of its values could be read (issue 23)."""
     partitioned(tmp_path, folder)
-    assert await error_of(tmp_path, "json") == (
+    error = (
         f"extract: in/{folder}: partition column {columns}, expected each name once in"
         " any case: rename one of the folders"
     )
+    assert await error_of(tmp_path, "json") == error
+    with pytest.raises(SourceFailed) as caught:
+        FileSource(str(tmp_path), "json").identity()
+    assert str(caught.value).replace(str(tmp_path), "in") == error
 
 
 @pytest.mark.parametrize("schema", [None, "b int, A int"])
