@@ -209,6 +209,14 @@ def test_reply_to_one_message_breaks_a_contract() -> None:
     assert isinstance(checked.error, ContractBroken)
 
 
+def test_outcome_that_keeps_its_contract_is_not_copied() -> None:
+    """Even if each reply has to be looked at (issue 26)."""
+    checker, run = promising(expect=ReplyContract(schema={"type": "integer"}))
+    outcome = Outcome(0, [b"a", b"b"], [(b"1",), (b"2",)], 2)
+    assert outcome.checked(checker, run) is outcome
+    assert not checker.found
+
+
 def test_mismatches_that_are_only_counted() -> None:
     """The outputs are passed on unchanged (issue 26)."""
     contract = ReplyContract(outputs=1, max_seconds=1)
