@@ -15,6 +15,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from math import isfinite
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self, TypeVar
 
@@ -234,7 +235,9 @@ def _checked(start: Start, names: Sequence[str]) -> Start:
                 raise ConfigError(
                     f"start: there is no journal {name!r}{guess(name, names)}"
                 )
-    elif start not in ("beginning", "end") and not isinstance(start, int | float):
+    elif start not in ("beginning", "end") and not (
+        isinstance(start, int | float) and isfinite(start)
+    ):
         raise ConfigError(
             f"start is {start!r}, expected 'beginning', 'end', a time in seconds since"
             " 1970, or offsets by journal"

@@ -372,11 +372,16 @@ class Sequencer:
         newest: dict[str, int] = {}
         for span in self._spans.values():
             newest[span.journal] = max(newest.get(span.journal, 0), min(span.last, now))
-        self._spans = {
-            key: span
-            for key, span in self._spans.items()
-            if span.top >= newest[span.journal] - age
-        }
+        old = [s for s in self._spans.values() if s.top < newest[s.journal] - age]
+        for span in old:
+            del self._spans[span.journal, span.producer]
+            if span.begin >= 0:
+                _LOG.error(
+                    "%s: producer %012x has been silent for longer than the horizon, by"
+                    " the messages' clocks: its open span, from offset %d on, is"
+                    " dropped",
+                    *(span.journal, span.producer, span.begin),
+                )
 
     def _hold(self, span: _Span, clock: int, envelope: Envelope) -> None:
         ring = self._ring

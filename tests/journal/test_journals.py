@@ -282,6 +282,8 @@ def test_where_a_reader_begins(start: Any, found: list[int]) -> None:  # noqa: A
             {"orders/part-001": 3},
             "start: there is no journal 'orders/part-001' (did you",
         ),
+        (float("nan"), "start is nan, expected 'beginning', 'end', a time in"),
+        (float("inf"), "start is inf, expected 'beginning', 'end', a time in"),
     ],
 )
 def test_place_where_no_reader_begins(start: Any, error: str) -> None:  # noqa: ANN401

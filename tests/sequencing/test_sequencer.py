@@ -614,6 +614,25 @@ def test_clock_that_is_ahead_makes_no_other_producer_old() -> None:
     assert known == {A}
 
 
+def test_open_span_of_a_forgotten_producer_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its messages would be missing without a trace (issue 24)."""
+    sequencer = queued(
+        envelope(A, 16_000, Flags.CONTINUE_TXN, 7), envelope(B, 64_000, 0, 8)
+    )
+    list(dequeued(sequencer, JournalHistory([], [])))
+    sequencer.checkpoint(3.1e-4)
+    assert not caplog.records
+    assert [s.producer for s in sequencer.checkpoint(2.9e-4).states] == [B]
+    assert caplog.messages == [
+        "j: producer 01aaaaaaaa01 has been silent for longer than the horizon, by the"
+        " messages' clocks: its open span, from offset 714 on, is dropped"
+    ]
+    sequencer.checkpoint(2.9e-4)
+    assert len(caplog.records) == 1
+
+
 def test_no_producer_is_forgotten_unless_that_is_asked_for() -> None:
     """Without a horizon, states are kept however long a producer has been silent."""
     sequencer = Sequencer()
