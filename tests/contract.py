@@ -43,6 +43,9 @@ FITS = [
     '{"id":1,"texts":{"a":["}",null],"b":null}}',
     '{"id":1,"title":"\\u0000\\n\\u00e9"}',
     '{"title":"é€𝄞"}',
+    # A row of nulls.
+    '{"id":null}',
+    '{"title":null,"s":null,"extra":1}',
     '{"bt":-128,"bts":{"a":[{"x":127},{"x":-128}],"b":null}}',
 ]
 
@@ -141,8 +144,8 @@ UNFIT = {
     '{"id":1,"l":[1,"x"]}': "",
     '{"id":1,"m":[1]}': "field 'm' is an array that is not of type map<string,bigint>",
     '{"id":1,"m":{"a":"x"}}': "",
-    # A row of nulls.
     "{}": "it has none of the schema's fields",
     '{"ID":1}': "it has none of the schema's fields",
-    '{"id":null}': "it has none of the schema's fields",
+    '{"extra":null}': "it has none of the schema's fields",
+    '{"title":5}': "field 'title' is a number that is not of type string",
 }

@@ -315,8 +315,12 @@ class Fitting:
                     made[name] = None
             except _Unmade:
                 fits = False
-        others = self._closed and document.keys() - set(self.schema.names)
-        return fits and bool(made) and not others and not self._split(message, made)
+        names = self.schema.names
+        if document.keys().isdisjoint(names) or (
+            self._closed and document.keys() - set(names)
+        ):
+            return False
+        return fits and not self._split(message, made)
 
     def _split(self, message: bytes, made: Mapping[str, Any]) -> str | None:
         """Return why a row that has to be a line of text is not one, else None."""

@@ -4,9 +4,9 @@ Validation of messages against a schema, and conversion into columns.
 A schema is a contract, but Spark's ``from_json`` is lenient: it rounds, it converts
 numbers to strings and times, reads only the first of two objects, and returns null for
 values that it can't parse or find. Here a message fits only if it is a single JSON
-object as RFC 8259 defines it, its values have the types of the schema, and there is a
-value for every NOT NULL field and for at least one field overall. A :class:`Contract`
-also decides which columns must be present, even if null, and whether other fields are
+object as RFC 8259 defines it that has at least one of the schema's fields, its values
+have the types of the schema, and every NOT NULL field has one. A :class:`Contract` also
+decides which columns must be present, even if null, and whether other fields are
 allowed.
 
 A string must be a JSON string. A date or a time must be a string in ISO 8601, with
@@ -161,7 +161,7 @@ def fitted(frame: DataFrame, contract: Contract) -> DataFrame:
         row.isNull(),
         row.getField(_CORRUPT).isNotNull(),
         _has_tail(value),
-        reduce(and_, [field.isNull() for field in fields]),
+        _has_none(value, dict(zip(schema.names, fields, strict=True))),
         _flaw(row, schema),
         rounded,
         # Spark turns half a pair into a question mark, which other keys may contain.
@@ -174,6 +174,15 @@ def fitted(frame: DataFrame, contract: Contract) -> DataFrame:
         return judged
     named = map(Column.alias, fields, schema.names)
     return judged.withColumn("row", sf.struct(*named))
+
+
+def _has_none(value: Column, fields: Mapping[str, Column]) -> Column:
+    """Return whether a message has none of the fields, not even as null."""
+    empty = reduce(and_, [field.isNull() for field in fields.values()])
+    # Listing the names parses the message again, so do it only for a row of nulls.
+    wanted = sf.array(*map(sf.lit, fields))
+    present = sf.arrays_overlap(sf.json_object_keys(value), wanted)
+    return sf.when(empty, ~present).otherwise(sf.lit(False))
 
 
 def _other_columns(
