@@ -12,7 +12,9 @@ from etlstage.errors import EtlstageError
 from etlstage.journal.errors import OffsetGone
 from etlstage.journal.journals import Journals
 from etlstage.journal.reader import Registered
+from etlstage.journal.run import RunMessage
 from etlstage.sequencing import (
+    Envelope,
     Flags,
     MustStartReplay,
     QueueOutcome,
@@ -99,19 +101,18 @@ def _verified(
         producer = uuid.int & 0xFFFFFFFFFFFF
         outcome = sequencer.queue_uncommitted(envelope)
         if outcome in _DUPLICATES:
-            account.duplicates += 1
+            account.duplicates += _count(envelope)
         elif outcome in (
             QueueOutcome.CONTINUE_BEGIN_SPAN,
             QueueOutcome.CONTINUE_EXTEND_SPAN,
         ):
-            spans[producer] = spans.get(producer, 0) + 1
+            spans[producer] = spans.get(producer, 0) + _count(envelope)
         else:
             # Messages of the span that are not delivered are rolled back.
             delivered = _delivered(journals, sequencer, damaged)
-            own = flags_of(uuid) != Flags.ACK_TXN
             open_ = spans.pop(producer, 0)
             account.committed += delivered
-            account.rolled_back += open_ - (delivered - own)
+            account.rolled_back += open_ - (delivered - _count(envelope))
     account.pending = sum(spans.values())
     return account
 
@@ -131,7 +132,14 @@ def _delivered(
             continue
         if found is None:
             return count
-        count += flags_of(found.message.uuid) != Flags.ACK_TXN
+        count += _count(found)
+
+
+def _count(envelope: Envelope) -> int:
+    message = envelope.message
+    if flags_of(message.uuid) == Flags.ACK_TXN:
+        return 0
+    return len(message.run) if isinstance(message, RunMessage) else 1
 
 
 def lags(journals: Journals, *, now: float | None = None) -> list[Lag]:
@@ -154,8 +162,6 @@ def _lag(journals: Journals, reader: Registered, journal: str, now: float) -> La
     offset = max(reader.checkpoint.offsets.get(journal, 0), log.first())
     first = next(log.groups(offset, skip=True), None)
     seconds = 0.0 if first is None else max(0.0, now - first.time / 1e9)
-    count = 0
     messages = journals.read_uncommitted(journal, offset, end, on_error=lambda _: None)
-    for envelope in messages:
-        count += flags_of(envelope.message.uuid) != Flags.ACK_TXN
+    count = sum(map(_count, messages))
     return Lag(reader.name, journal, end - offset, count, seconds)

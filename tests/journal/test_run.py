@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etlstage.journal import Journals, MemoryStorage, Publisher, RunMessage
+from etlstage.journal.account import lags, verify
 from etlstage.journal.run import RunFraming
 from etlstage.sequencing import (
     FrameBuffer,
@@ -105,3 +106,28 @@ def test_runs_are_published_and_read() -> None:
     assert [list(one.run) for one in found if isinstance(one, RunMessage)] == [
         [b"%d" % number] * 1000 for number in range(3)
     ]
+
+
+def test_messages_are_counted_and_not_their_runs() -> None:
+    """That holds for what is committed, pending, rolled back, a duplicate or unread."""
+    journals = Journals(storage=MemoryStorage(), content_type=RUN)
+    name = "memory/part-000"
+    assert not list(journals.read_committed("r"))
+
+    def writer() -> Publisher:
+        return Publisher(journals, mapping=lambda _: (name, RUN))
+
+    first, second = writer(), writer()
+    first.publish_uncommitted(RunMessage([b"a"] * 30))
+    (frame,) = [group.data for group in journals.log(name).groups(0)]
+    (intent,) = first.build_ack_intents()
+    for data in (intent.intent, frame):
+        journals.append(name, data)
+    first.publish_uncommitted(RunMessage([b"b"] * 7))
+    journals.append(name, intent.intent)
+    second.publish_committed(RunMessage([b"c"] * 5))
+    second.publish_uncommitted(RunMessage([b"d"] * 4))
+    counts = verify(journals, name)
+    assert (counts.committed, counts.pending) == (30 + 5, 4)
+    assert (counts.rolled_back, counts.duplicates) == (7, 30)
+    assert [lag.messages for lag in lags(journals)] == [30 + 30 + 7 + 5 + 4]
