@@ -20,8 +20,10 @@ from pyspark.sql.streaming.readwriter import DataStreamReader
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
+    BooleanType,
     DataType,
     MapType,
+    NumericType,
     StringType,
     StructType,
 )
@@ -48,6 +50,7 @@ TIMES: Final[Mapping[str, str]] = {
     "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
 }
 """Options for writing times in full: by default Spark drops microseconds."""
+_KEYS: Final = (StringType, NumericType, BooleanType)
 # Every message has all columns, so that a worker can notice a misspelt name.
 _OPTIONS: Final = {"ignoreNullFields": "false", **TIMES}
 _WHOLE_ROW: Final = "to_json(struct(*), map({}))".format(
@@ -174,7 +177,21 @@ def _default(schema: StructType) -> str:
         return f"`{schema[0].name.replace('`', '``')}`"
     if conflict := name_conflict(schema):
         raise TypeError(conflict)
+    for field in schema:
+        if wrong := _wrong_key(field.dataType):
+            raise TypeError(
+                f"column {field.name!r} has a map with keys of type {wrong}, of which"
+                " to_json makes text that can't be read back: cast them, for example"
+                " with transform_keys(..., (k, v) -> cast(k as string)), or set message"
+            )
     return _WHOLE_ROW
+
+
+def _wrong_key(kind: DataType) -> str | None:
+    """Return the type of a map's keys that ``to_json`` does not write as it is."""
+    if isinstance(kind, MapType) and not isinstance(kind.keyType, _KEYS):
+        return kind.keyType.simpleString()
+    return next(filter(None, map(_wrong_key, inner_types(kind))), None)
 
 
 def name_conflict(kind: DataType) -> str | None:

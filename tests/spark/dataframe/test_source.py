@@ -264,6 +264,38 @@ async def test_columns_of_one_name_are_no_message(spark: SparkSession) -> None:
         )
 
 
+@pytest.mark.any_client
+@pytest.mark.parametrize(
+    ("made", "kind"),
+    [
+        ("map(X'6162', 1)", "binary"),
+        ("array(map(date'2020-01-01', 1))", "date"),
+        ("map('a', map(timestamp'2020-01-01', 1))", "timestamp"),
+    ],
+)
+async def test_keys_that_json_would_garble_are_no_message(
+    spark: SparkSession, made: str, kind: str
+) -> None:
+    """Spark writes a number of days, or where the JVM has the bytes (issue 23)."""
+    frame = spark.range(1).selectExpr("id", f"{made} as m")
+    assert (await refusal(DataFrameSource(frame))).startswith(
+        f"extract: column 'm' has a map with keys of type {kind}, of which to_json makes"
+    )
+
+
+@pytest.mark.any_client
+async def test_keys_that_are_text_numbers_or_booleans_are_kept(
+    spark: SparkSession,
+) -> None:
+    """JSON has them as text."""
+    frame = spark.range(1).selectExpr(
+        "map('a', 1) as a", "map(1.10, 1) as b", "map(true, 1) as c"
+    )
+    assert await messages(DataFrameSource(frame)) == [
+        b'{"a":{"a":1},"b":{"1.10":1},"c":{"true":1}}'
+    ]
+
+
 @pytest.mark.usefixtures("way")
 @pytest.mark.any_client
 async def test_null_message_is_refused(spark: SparkSession) -> None:
