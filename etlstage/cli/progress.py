@@ -186,7 +186,7 @@ def _draining(pipeline: Runner) -> str:
     waiting, limit = pipeline.ledger.waiting, pipeline.drain_limit
     text = f"{counted(waiting, 'message')} in progress, " if waiting else ""
     if waiting and limit < math.inf:
-        text += f"those waiting are given to workers for at most {limit:g} s; "
+        text += f"those that still wait after {limit:g} s are left unprocessed; "
     return f"draining: {text}press Ctrl-C again to stop at once"
 
 

@@ -87,6 +87,13 @@ _MEANT: Final = (
         "there is no driver {0}: " + _HAVE_JAR,
     ),
     (
+        re.compile(r"SparkException: Python worker exited unexpectedly"),
+        (
+            "a Python process of Spark's executors crashed, or was killed: they may have"
+            " too little memory"
+        ),
+    ),
+    (
         re.compile("SQLException: No suitable driver"),
         "there is no driver for this url: set the option driver, and " + _HAVE_JAR,
     ),

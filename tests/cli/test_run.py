@@ -405,7 +405,7 @@ def test_signal_leaves_what_only_waits_to_the_next_run(
     os.killpg(process.pid, signal.SIGTERM)
     out, err = process.communicate()
     assert process.returncode == 4, err
-    assert re.search(r"draining: [\d,]+ messages in progress, those waiting are", err)
+    assert re.search(r"draining: [\d,]+ messages in progress, those that", err)
     report = json.loads((tmp_path / "r.json").read_text())
     _, clean, load = report["stages"]
     assert (report["status"], load["done"]) == ("drained", 0)

@@ -155,6 +155,16 @@ STACK = "\n\tat org.apache.spark.X.y(X.scala:1)\n\tat z\n"
             id="empty-folder",
         ),
         pytest.param(
+            "Job aborted due to stage failure: Task 0 failed 1 times, most recent "
+            "failure: Lost task 0.0 in stage 0.0 (TID 0) (localhost executor driver): "
+            "org.apache.spark.SparkException: Python worker exited unexpectedly "
+            "(crashed). Consider setting 'x'" + STACK + "Caused by: "
+            "java.net.SocketException: Connection reset" + STACK,
+            "a Python process of Spark's executors crashed, or was killed: they may "
+            "have too little memory",
+            id="killed-python",
+        ),
+        pytest.param(
             "[TASK_WRITE_FAILED] Task failed while writing rows to file:/o. SQLSTATE: "
             "58030" + STACK + "Caused by: java.io.IOException: No space left" + STACK,
             "task failed while writing rows to file:/o: no space left "
