@@ -116,7 +116,14 @@ class FrameHeads:
         self._on_error = on_error
         passed = None if on_error is None else self._pass_over
         self._runs = spec.content_type == RunFraming.content_type
-        self._groups = LogReader(log, spec, offset, on_error=passed, heads=self._runs)
+        self._groups = LogReader(
+            log,
+            spec,
+            offset,
+            on_error=passed,
+            heads=self._runs,
+            follow=end is None,
+        )
         self._found: Iterator[Envelope] = iter(())
 
     def __iter__(self) -> Self:

@@ -89,6 +89,8 @@ class LogReader:
         on_error: Called with the error for damage that is skipped; without it the error
             is raised.
         heads: Whether to read only the beginnings of groups.
+        follow: Whether damage at the end of the journal is skipped only once a sound
+            group follows it; not if reading has an ``end``.
 
     Attributes:
         at: The end of the last group that was looked at.
@@ -104,6 +106,7 @@ class LogReader:
         end: int | None = None,
         on_error: OnError | None = None,
         heads: bool = False,
+        follow: bool = True,
     ) -> None:
         self.spec = spec
         self.offset: int = offset
@@ -111,6 +114,7 @@ class LogReader:
         self._end = end
         self._on_error = on_error
         self._heads = heads
+        self._follow = follow and end is None
         self.at: int = offset
         self._groups: Iterator[Group] = iter(())
         self._ended = False
@@ -146,12 +150,10 @@ class LogReader:
                 raise
             groups = self._log.groups(error.offset, skip=True, heads=heads)
             group = next(groups, None)
-            if group is None:
-                # A follower reports damage only once a sound group follows it.
-                if self._end is not None:
-                    self._on_error(error)
+            if group is None and self._follow:
                 return None
-            error.end = self.at = group.begin
+            # A writer begins a new segment behind damage at the end.
+            error.end = self.at = self._log.reach() if group is None else group.begin
             self._on_error(error)
         if group is not None:
             self.at = group.end
@@ -535,7 +537,13 @@ class CommittedReader:
                     f" {AT_EDGE}"
                 )
             on_error = None if self._on_error is None else self._pass_over
-            reader = LogReader(log, spec, self._offsets[spec.name], on_error=on_error)
+            reader = LogReader(
+                log,
+                spec,
+                self._offsets[spec.name],
+                on_error=on_error,
+                follow=self._follow,
+            )
             self._readers[spec.name] = reader
             messages = SoundMessages(reader, self._new_message, on_error)
             self._iterators[spec.name] = messages

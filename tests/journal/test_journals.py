@@ -366,6 +366,35 @@ def test_damage_at_the_end_is_reported_when_more_follows() -> None:
     assert len(told) == 1
 
 
+@pytest.mark.parametrize(("shift", "left"), [(False, [1, 2]), (True, [1])])
+def test_damage_at_the_end_is_reported_by_a_reader_that_ends_there(
+    shift: bool, left: list[int]
+) -> None:
+    """It would leave out messages without a trace; it does so once (issue 24)."""
+    storage = MemoryStorage()
+    journals = memory(storage)
+    publish(journals, 1, 2, 3)
+    file = storage.files["part-000/" + "0" * 20 + ".log"]
+    if shift:
+        middle = len(file) // 2
+        file[middle:middle] = b"zz"
+    else:
+        file[-1] ^= 1
+    told: list[EtlstageError] = []
+    reader = journals.read_committed("r", on_error=told.append)
+    assert numbers(reader) == left
+    assert reader.poll() is None
+    reader.close()
+    (error,) = told
+    assert isinstance(error, JournalDamaged)
+    assert error.end == len(file)
+    journals = memory(storage)
+    assert not numbers(journals.read_committed("r", on_error=told.append))
+    publish(journals, 4)
+    assert numbers(journals.read_committed("r", on_error=told.append)) == [4]
+    assert len(told) == 1
+
+
 KINDS: list[tuple[str, object]] = [
     ("application/x-ndjson", {"a": 1}),
     ("text/csv", ["a", "b"]),
