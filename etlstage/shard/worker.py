@@ -167,6 +167,7 @@ class ShardWorker:
 
         Raises:
             NotCommitted: If no worker has committed the end of the shard.
+            StageFailed: If a worker failed permanently before that end.
 
         """
         tries, source = 0, self._finished_with(self._given)
@@ -186,6 +187,8 @@ class ShardWorker:
             if self.stopping or self._why is None:
                 return
             await supervisor.aclose(why=self._why)
+            if supervisor.failure is not None:
+                raise supervisor.failure
             failed = supervisor.faults.failures > failures
             has_to = failed or self._stage.dialect.holds > 0
             if not self._ends or not (left or (has_to and not self.ended)):

@@ -220,6 +220,8 @@ class WorkerPool:
         self._doubtful = 0  # of workers that have ended
         self.doubt: StageError | None = None
         """The error of the first load worker that failed while it ended."""
+        self.failure: StageFailed | None = None
+        """The error with which all workers failed; None while there is a worker."""
         self.busy_time: BusyTime = BusyTime()
         """The time in which workers hold messages."""
         self.skipped: int = 0
@@ -499,6 +501,7 @@ class WorkerPool:
                 text = f"{text}; {what}"
         error = StageFailed(f"stage {name}: {text}", stage=name)
         error.word, error.story = word, story
+        self.failure = error
         self.backlog.fail(error)
 
     def _note(self, event: SupervisorEvent) -> None:

@@ -37,6 +37,7 @@ from etlstage.errors import (
     Overloaded,
     RepliesDoubtful,
     StageError,
+    StageFailed,
     WorkerStartFailed,
 )
 from etlstage.messages import Position, Result, Run, StageKind, counted, sound
@@ -354,6 +355,11 @@ class AsyncSupervisor:
         if self._pool.doubt is not None or not self._pool.doubtful:
             return self._pool.doubt
         return RepliesDoubtful(self._pool.doubtful, stage=self.stage.name)
+
+    @property
+    def failure(self) -> StageFailed | None:
+        """The error with which all workers failed; None while there is a worker."""
+        return self._pool.failure
 
     async def submit(self, messages: Iterable[bytes]) -> list[Result]:
         """

@@ -23,6 +23,7 @@ from etlstage.errors import (
     InvalidMessage,
     NotCommitted,
     StageError,
+    StageFailed,
     StateUnusable,
     WorkerLost,
 )
@@ -628,6 +629,40 @@ async def test_shard_that_never_ends_fails() -> None:
         assert not any(lease.owner for lease in table.read())
         lives = Counter(s for s, action in processors.actions if action[0] == "i")
         assert set(lives.values()) == {6}
+
+
+@virtually
+async def test_processor_that_dies_at_its_start_is_restarted_max_times() -> None:
+    """No shard has ended, so nothing else is started for it (issue 25)."""
+
+    async def die(_worker: ScriptedWorker) -> int:
+        return 3
+
+    for shared, most, records in product((True, False), (0, 1, 2), (COUNT, 0)):
+        stage = replace(STAGE, restart=RestartPolicy(max=most))
+        source: Source = Numbered(begin=COUNT - records)
+        sink: Sink = ShardedSink(stage, cut=Cut(1, "/user"), launch=ScriptedLaunch(die))
+        if shared:
+            sink = LeasedSink(
+                stage,
+                cut=Cut(1, "/user"),
+                keeper=LeaseKeeper("a", "start", failover=3.0),
+                leases=lambda _of: MemoryLeases(),
+                launch=ScriptedLaunch(die),
+            )
+        elif not records:
+            source = MemorySource([])
+        with capture_logs() as logs:
+            report = await Pipeline(name="p", source=source, sink=sink).run()
+        error, account = report.error, report.ledger[-1]
+        assert isinstance(error, StageFailed), (shared, most, records)
+        assert "exited with status 3" in str(error)
+        after = f"after {most} restart" in str(error)
+        assert after is (most > 0), str(error)
+        assert (account.restarts, account.failures) == (most, most + 1)
+        events = [log["event"] for log in logs]
+        assert events.count("worker failed permanently") == 1
+        assert "worker is started again to commit the rest of its shard" not in events
 
 
 @virtually
