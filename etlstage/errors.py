@@ -74,7 +74,7 @@ FailureCause: TypeAlias = Literal[
 ]
 """Why a worker failed: it ended by itself; did not answer in time; broke the protocol;
 wrote unsolicited output; could not be started or was not ready in time; missed its
-heartbeat; reported that no other would succeed."""
+heartbeat; showed that no other would succeed."""
 
 
 class Attempt(NamedTuple):

@@ -197,6 +197,8 @@ class Failed(NamedTuple):
     """The peer broke the protocol; nothing that it sends from now on is read."""
 
     error: ProtocolError
+    final: bool = False
+    """Another worker would fail, too: none must be started."""
 
 
 Event: TypeAlias = (

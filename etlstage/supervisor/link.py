@@ -30,6 +30,7 @@ import anyio.lowlevel
 
 from etlstage.errors import (
     EtlstageError,
+    FailureCause,
     InvalidMessage,
     LocalProtocolError,
     PayloadTooBig,
@@ -582,8 +583,8 @@ class Link:
                 self.dispatch.giving.retiring = True
             case Mispaired():
                 self._handle_mispaired(event)
-            case Failed(error=error):
-                self._fail_protocol(error)
+            case Failed(error=error, final=final):
+                self._fail_protocol(error, "abnormal" if final else "protocol")
             case Noise(data):
                 self._worker.noise.take(data + b"\n")
             case Opened() | Cancelled() | CommitAnswered() | Wanted():
@@ -623,8 +624,10 @@ class Link:
             reason = f"answered {counted(max(self.answered, total), 'message')}"
             self._pool.handle(WorkerWorn(self._worker.name, reason))
 
-    def _fail_protocol(self, error: EtlstageError) -> None:
-        self._worker.fail(f"broke the protocol: {error}", "protocol", error)
+    def _fail_protocol(
+        self, error: EtlstageError, cause: FailureCause = "protocol"
+    ) -> None:
+        self._worker.fail(f"broke the protocol: {error}", cause, error)
 
     def _handle_mispaired(self, found: Mispaired) -> None:
         self.doubtful = found.doubtful

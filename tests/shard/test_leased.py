@@ -834,6 +834,34 @@ async def test_worker_that_never_commits_is_named() -> None:
 
 
 @virtually
+async def test_shard_whose_checkpoint_is_overdue_fails() -> None:
+    """Its processor is not restarted, and the error is the cause (issue 25)."""
+    dialect = KclDialect(max_uncommitted=3, commit_overdue=5.0)
+    stage = replace(STAGE, dialect=dialect)
+    for shared in (True, False):
+        processors = Processors(every=99)
+        launch, cut = ScriptedLaunch(processors), Cut(1, "/user")
+        sink: Sink = ShardedSink(stage, cut=cut, launch=launch)
+        if shared:
+            keeper = LeaseKeeper("a", "start", failover=3.0)
+            sink = LeasedSink(
+                stage,
+                cut=cut,
+                keeper=keeper,
+                leases=lambda _of: MemoryLeases(),
+                launch=launch,
+            )
+        with anyio.fail_after(600):
+            (report,) = await run_all(runner(MemoryLeases(), processors, sink=sink))
+        assert isinstance(report.error, StageFailed)
+        assert "3 records" in str(report.error)
+        assert "(commit_overdue)" in str(report.error)
+        assert processors.actions.count(("shardId-000000000000", "initialize")) == 1
+        account = report.ledger[-1]
+        assert (account.restarts, account.failures, account.done) == (0, 1, 0)
+
+
+@virtually
 async def test_key_that_is_too_long_is_refused_before_it_is_given() -> None:
     """The run fails, and its shard doesn't end without that record."""
 

@@ -462,15 +462,15 @@ class KclSession:
         """Give an empty list, or fail the processor, if the time has come."""
         overdue, empty = self._overdue(), self._empty_due()
         if overdue is not None and now >= overdue:
-            self._fail(
-                RemoteProtocolError(
-                    f"shard {self.shard}: {counted(self.uncommitted, 'record')}"
-                    f" ({counted(self._open.size, 'byte')}) without a checkpoint"
-                    f" {self._overdue_after:g} s (commit_overdue) after"
-                    " max_uncommitted or max_uncommitted_bytes was reached, expected"
-                    " one; does the processor checkpoint?"
-                )
+            error = RemoteProtocolError(
+                f"shard {self.shard}: {counted(self.uncommitted, 'record')}"
+                f" ({counted(self._open.size, 'byte')}) without a checkpoint"
+                f" {self._overdue_after:g} s (commit_overdue) after"
+                " max_uncommitted or max_uncommitted_bytes was reached, expected"
+                " one; does the processor checkpoint?"
             )
+            # The next processor would be given the same records, and so on for ever.
+            self._end_life(Failed(error, final=True))
         elif empty is not None and now >= empty:
             self._give(self._open.last + 1, [])
         elif (unanswered := self._unanswered()) is not None and now >= unanswered:
@@ -508,12 +508,12 @@ class KclSession:
         )
         ready = self.state is State.READY
         self.room = max(0, min(self._batch, free)) if ready else 0
-        # The time that we take to store a position does not count.
+        # The time that we take to store a position does not count, here and below.
         if self.state is not State.PROCESSING or self._given or self._asks:
             self._empty_since = None
         elif self._empty_since is None:
             self._empty_since = now
-        if free > 0 or self.state is State.ERROR:
+        if free > 0 or self._asks or self.state is State.ERROR:
             self._full_since = None
         elif self._full_since is None:
             self._full_since = now

@@ -16,6 +16,7 @@ from etlstage.protocol.events import (
     CommitAnswered,
     CommitAsked,
     Ended,
+    Failed,
     Farewell,
     FarewellReason,
     Opened,
@@ -713,6 +714,34 @@ def test_a_checkpoint_is_overdue() -> None:
     assert "1 record (1 byte) without a checkpoint 30 s" in text
     assert "max_uncommitted" in text
     assert session.get_timer() is None
+
+
+def test_no_processor_follows_one_whose_checkpoint_is_overdue() -> None:
+    """It would be given the same records; other failures are not final (issue 25)."""
+    session = begun(max_uncommitted=1, commit_overdue=30.0)
+    given(session, 1)
+    session.receive_data(status("processRecords"), 5.0)
+    session.handle_timer(30.0)
+    overdue = session.events_received()[-1]
+    assert isinstance(overdue, Failed)
+    assert overdue.final
+
+    session = begun()
+    session.receive_data(status("processRecords"), 5.0)
+    wrong = session.events_received()[-1]
+    assert isinstance(wrong, Failed)
+    assert not wrong.final
+
+
+def test_time_to_store_a_checkpoint_is_not_overdue() -> None:
+    """The clock starts anew when it could not be stored (issue 25)."""
+    session = begun(max_uncommitted=1, commit_overdue=30.0)
+    given(session, 1)
+    assert session.get_timer() == 30.0
+    session.receive_data(checkpoint(), 10.0)
+    assert session.get_timer() is None
+    session.send(CommitAnswered(["1", 0], "not stored"), 50.0)
+    assert session.get_timer() == 80.0
 
 
 def test_a_checkpoint_in_time_stops_the_clock() -> None:
