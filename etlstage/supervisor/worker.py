@@ -519,6 +519,8 @@ class WorkerProcess:
                 tries=loss.tries,
                 progress=loss.progress,
                 untouched=untouched,
+                all_answered=self._stage.dialect.shape is Shape.COMMITTED
+                and not self.link.owed,
                 stopped=stopped,
                 late=self.link.late,
                 doubtful=doubtful,

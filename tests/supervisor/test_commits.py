@@ -41,7 +41,7 @@ from etlstage.supervisor import (
 )
 from etlstage.supervisor.pool import StoreCommit
 from etlstage.testing import ScriptedLaunch, ScriptedWorker
-from tests.supervisor.toy_commits import SHARE, Committer, CommittingDialect
+from tests.supervisor.toy_commits import SHARE, Committer, CommittingDialect, Death
 
 pytestmark = [pytest.mark.core, pytest.mark.virtual]
 
@@ -223,6 +223,38 @@ async def test_poison_is_found_in_order_and_stepped_over() -> None:
     assert set(order) == {0, 1, 2, 3, 4, 6, 7, 8, 9}
     # A record comes again only together with all after the last commit.
     assert all(b == a + 1 or b <= a or (a, b) == (4, 6) for a, b in pairwise(order))
+
+
+async def test_worker_that_dies_idle_is_not_restarted_for_ever() -> None:
+    """It has answered all, but committed nothing, which is no progress (issue 25)."""
+    starts = 0
+
+    class Idle(Committer):
+        async def __call__(self, worker: ScriptedWorker) -> int:
+            nonlocal starts
+            starts += 1
+            return await super().__call__(worker)
+
+        async def _write(self, worker: ScriptedWorker, *said: object) -> None:
+            await super()._write(worker, *said)
+            if said == ("done",) and len(self.done) == 3 * starts:
+                await anyio.sleep(0.1)  # so that all is read before it dies
+                raise Death(3)
+
+    supervisor = AsyncSupervisor(
+        stage(restart=RestartPolicy(max=2)),
+        launch=ScriptedLaunch(Idle([], every=None)),
+        commit=Store(),
+        assignment=SHARE,
+    )
+    with anyio.fail_after(100):
+        async with supervisor:
+            results = await supervisor.submit(RECORDS[:3])
+
+    assert starts == 3
+    for result in results:
+        assert isinstance(result.error, StageFailed)
+        assert "after 2 restarts without progress" in str(result.error)
 
 
 async def test_silence_is_that_of_one_record() -> None:

@@ -185,7 +185,7 @@ class Committer:
             self._lines.append(_frame("begin", "", self.begin))
         try:
             return await self._live(worker)
-        except _Death as death:
+        except Death as death:
             return death.status
 
     async def _live(self, worker: ScriptedWorker) -> int:
@@ -200,7 +200,7 @@ class Committer:
                     await self._commit(worker, place)
                 return 0
             if what == self._poison:
-                raise _Death(-11)
+                raise Death(-11)
             self.done.append((place, what))
             place += 1
             if self._every and place - committed >= self._every:
@@ -235,9 +235,9 @@ class Committer:
     def _step(self) -> None:
         self.steps += 1
         if self.steps == self._die_at + 1:
-            raise _Death(-9)
+            raise Death(-9)
 
 
-class _Death(Exception):
+class Death(Exception):
     def __init__(self, status: int) -> None:
         self.status = status

@@ -116,6 +116,8 @@ class WorkerExited(NamedTuple):
     """It had given more of a round of extraction than all workers before it."""
     untouched: bool = False
     """It had read nothing of what it held."""
+    all_answered: bool = False
+    """It had answered all that it held, and committed none of it."""
     stopped: bool = False
     """It was stopped, without any fault of its own."""
     late: int = 0

@@ -11,7 +11,8 @@ A worker that answered something before it died, or that died of a message that 
 read, is restarted as often as needed: in the first case at once, in the second with a
 delay that grows with the number of times that the message has failed. A worker that
 dies without either is restarted after a delay, and not at all if that happens too
-often: then the program itself is at fault.
+often: then the program itself is at fault. Of a worker that commits, only what it has
+committed is progress; if it has answered all that it held, no message is to blame.
 """
 
 from __future__ import annotations
@@ -378,7 +379,8 @@ class WorkerLife:
             useful=retired or event.answered > 0 or event.progress,
             # All requests are alike: the worker is at fault, or the source that it
             # reads from, and a delay may help.
-            blamed=event.lost > 0 and not event.untouched and not extracts,
+            blamed=event.lost > 0
+            and not (event.untouched or event.all_answered or extracts),
             tries=event.tries,
         )
 

@@ -254,6 +254,17 @@ def test_no_restarts_means_none() -> None:
     assert d.state["t-1"] is WorkerState.FATAL
 
 
+def test_worker_that_answered_all_that_it_held_has_no_message_to_blame() -> None:
+    """Restarts count, unless it has committed something (issue 25)."""
+    d = driver(restart=RestartPolicy(max=1, delay=1.0))
+    for answered in (0, 5, 0):
+        d.start()
+        d.handle(
+            WorkerExited("t-1", 7, 1, lost=3, answered=answered, all_answered=True)
+        )
+    assert d.state["t-1"] is WorkerState.FATAL
+
+
 def test_one_of_two_workers_may_be_fatal() -> None:
     """The stage continues with the other one."""
     d = driver(workers=2, restart=RestartPolicy(max=0))
