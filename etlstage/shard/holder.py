@@ -224,7 +224,7 @@ class LeaseHolder:
                 shard=after.shard,
                 error=str(error),
             )
-            self.report(WriteFailed(number))
+            self.report(WriteFailed(number, str(error)))
             return
         if done:
             self.rows[after.shard] = after

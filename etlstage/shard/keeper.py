@@ -197,6 +197,8 @@ class LeaseKeeper:
         self._read_done: float | None = None
         self._out_since: float | None = None
         """When the first of the current series of failed reads was begun."""
+        self._unwritten_since: float | None = None
+        """The same for writes; reads end it only when nothing is to be written."""
         self._leaving = self._over = False
 
     def __repr__(self) -> str:
@@ -242,6 +244,8 @@ class LeaseKeeper:
                 self._go_on(held)
                 self._check_due = min(self._check_due, self._due_of(held))
             self._touched = []
+            if isinstance(event, TableRead) and self._all_written:
+                self._unwritten_since = None
             self._look_again()
         out, self._out = self._out, []
         return out
@@ -254,8 +258,11 @@ class LeaseKeeper:
                 self._fail_read(why)
             case Written(number):
                 self._confirm(number)
-            case WriteRefused(number) | WriteFailed(number):
-                self._doubt(number, soon=isinstance(event, WriteRefused))
+            case WriteRefused(number):
+                self._unwritten_since = None
+                self._doubt(number, soon=True)
+            case WriteFailed(number, why):
+                self._fail_write(number, why)
             case CheckpointAsked(shard):
                 self._ask(shard, event)
             case WorkerEnded(shard, failed):
@@ -269,8 +276,26 @@ class LeaseKeeper:
             self._out_since = self._read_begun
         self._read_begun = None
         self._read_due = self._now + self._every / 2
-        if self._out_since is not None and self._now >= self._out_since + self.outage:
+        self._check_outage(self._out_since, why)
+
+    def _fail_write(self, number: int, why: str) -> None:
+        if self._unwritten_since is None:
+            held = self._changes.get(number)
+            change = None if held is None else held.change
+            self._unwritten_since = self._now if change is None else change.begun
+        self._doubt(number, soon=False)
+        self._check_outage(self._unwritten_since, why)
+
+    def _check_outage(self, since: float | None, why: str) -> None:
+        if since is not None and self._now >= since + self.outage:
             self._fail_runner(out_of_reach(self.outage, why))
+
+    @property
+    def _all_written(self) -> bool:
+        """Whether nothing is to be written, now or once a given-up lease is retaken."""
+        writes = any(isinstance(one, Write) for one in self._out)
+        lost = any(held.phase is Phase.LOST for held in self._held.values())
+        return not (writes or self._changes or lost)
 
     def _fail_runner(self, text: str) -> None:
         self._over = True
@@ -379,6 +404,7 @@ class LeaseKeeper:
         return Lease(*after[:5], before.counter + 1, switches, after.claimant)
 
     def _confirm(self, number: int) -> None:
+        self._unwritten_since = None
         held = self._changes.pop(number, None)
         if held is not None and held.change is not None:
             change, held.change = held.change, None

@@ -85,6 +85,7 @@ class WriteFailed(NamedTuple):
     """The outcome is unknown: the row may have been replaced, or may be later."""
 
     number: int
+    why: str = ""
 
 
 class CheckpointAsked(NamedTuple):

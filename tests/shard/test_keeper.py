@@ -17,6 +17,7 @@ from etlstage.shard.lease import (
     LeaveAsked,
     Read,
     ReadFailed,
+    Stop,
     TableRead,
     TimerRang,
     WorkerEnded,
@@ -163,6 +164,58 @@ def test_a_table_that_comes_and_goes() -> None:
     assert isinstance(failed, FailRunner)
     assert failed.text.endswith("load.shards.outage sets: gone")
     assert 28 <= now < 32  # the first of them was begun at 8
+
+
+@pytest.mark.parametrize("every", [None, 9])
+def test_a_table_that_can_only_be_read(every: int | None) -> None:
+    """It counts as an outage until a write succeeds, or none is due (issue 25)."""
+    keeper = LeaseKeeper("a", "0", failover=FAILOVER, outage=20.0)
+    row, now, writes = Lease("s0"), 0.0, 0
+    out = [*keeper.handle(TimerRang(), now)]
+    while out and now < 200:
+        asked = out.pop(0)
+        now += 0.1
+        match asked:
+            case Read():
+                out += keeper.handle(TableRead([row]), now)
+            case Write(number, _, after):
+                writes += 1
+                written = every is not None and writes % every == 0
+                row = after if written else row
+                event = Written(number) if written else WriteFailed(number, "locked")
+                out += keeper.handle(event, now)
+            case Stop(shard):
+                out += keeper.handle(WorkerEnded(shard), now)
+            case FailRunner(text):
+                assert text.endswith("load.shards.outage sets: locked")
+                assert 20 <= now < 23
+                break
+        if not out:
+            now = max(now, keeper.due() or 0.0)
+            out += keeper.handle(TimerRang(), now)
+    assert (now >= 200) is (every is not None)
+
+
+def test_outage_of_writes_ends_where_nothing_is_to_be_written() -> None:
+    """The shard is another runner's now; so does a write that is refused (issue 25)."""
+    for refused in (True, False):
+        keeper = LeaseKeeper("a", "0", failover=FAILOVER, outage=20.0)
+        keeper.handle(TimerRang(), 0.0)
+        (taken,) = keeper.handle(TableRead([Lease("s0")]), 0.0)
+        assert isinstance(taken, Write)
+        keeper.handle(WriteFailed(taken.number, "locked"), 1.0)
+        keeper.handle(TimerRang(), 9.0)
+        rows = [Lease("s0", owner=None if refused else "b/0", counter=5)]
+        (again, *_) = [*keeper.handle(TableRead(rows), 10.0), None]
+        if refused:
+            assert isinstance(again, Write)
+            keeper.handle(WriteRefused(again.number), 11.0)
+        keeper.handle(TimerRang(), 19.0)
+        rows = [Lease("s0", owner=None, counter=6)]
+        (again,) = keeper.handle(TableRead(rows), 20.0)
+        assert isinstance(again, Write)
+        out = keeper.handle(WriteFailed(again.number, "locked"), 30.0)
+        assert not any(isinstance(one, FailRunner) for one in out)
 
 
 def test_a_table_that_is_gone_is_not_asked_all_the_time() -> None:
