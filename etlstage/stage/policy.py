@@ -297,7 +297,8 @@ class RestartPolicy(Definition):
     """Maximum number of restarts in a row without progress; after that the worker has
     failed permanently."""
     within: Duration = 60.0
-    """How long a restart without progress is counted, in seconds."""
+    """How long a restart without progress is counted, in seconds; delays are left
+    out."""
     delay: Duration = 0.5
     """Delay before the second restart without progress, and before the third try of a
     message, in seconds; it doubles each time."""

@@ -281,7 +281,9 @@ class Starts:
     policy: RestartPolicy
     count: int = 0
     useless: deque[float] = field(default_factory=deque)
-    """The times of its restarts since it was last useful."""
+    """The times of its restarts since it was last useful, without back-offs."""
+    waited: float = 0.0
+    """The sum of its back-offs."""
     due: float | None = None
     """The time of its next start."""
     ended_at: float | None = None
@@ -315,7 +317,8 @@ class Starts:
 
     def exhausted(self, now: float) -> bool:
         """Return whether all restarts have been used."""
-        within = [at for at in self.useless if now - at <= self.policy.within]
+        ran = now - self.waited
+        within = [at for at in self.useless if ran - at <= self.policy.within]
         return len(within) >= self.policy.max
 
     def _start(self, now: float) -> None:
@@ -341,12 +344,13 @@ class Starts:
     def _restart(self, delay: float, now: float) -> None:
         assert self.ended_at == now
         assert self.wanted
-        self.due = now + delay
+        self.due, ran = now + delay, now - self.waited
+        self.waited += delay
         if self.forgiven:
             assert 0 <= delay <= self.policy.max_delay
             self.forgiven = False
             return
-        while self.useless and now - self.useless[0] > self.policy.within:
+        while self.useless and ran - self.useless[0] > self.policy.within:
             self.useless.popleft()
         # The first is immediate; later delays grow, with jitter of up to half.
         longest = min(
@@ -354,7 +358,7 @@ class Starts:
         )
         longest *= bool(self.useless)
         assert longest / 2 <= delay <= longest
-        self.useless.append(now)
+        self.useless.append(ran)
         assert len(self.useless) <= self.policy.max
 
 

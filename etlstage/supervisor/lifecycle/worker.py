@@ -175,7 +175,10 @@ class Tally:
 
     def __init__(self, policy: RestartPolicy) -> None:
         self._policy = policy
-        self._restarts: deque[float] = deque()
+        self.waited: float = 0.0
+        """Time spent in back-off so far, in seconds: ``within`` leaves it out."""
+        # When each was, and the same less the time waited until then.
+        self._restarts: deque[tuple[float, float]] = deque()
 
     def __len__(self) -> int:
         return len(self._restarts)
@@ -186,7 +189,7 @@ class Tally:
 
     def span(self, now: float) -> float:
         """Return how long ago the oldest counted restart was, in seconds."""
-        return now - self._restarts[0] if self._restarts else 0.0
+        return now - self._restarts[0][0] if self._restarts else 0.0
 
     def forgive(self, tries: int, *, jitter: float) -> float | None:
         """
@@ -208,12 +211,14 @@ class Tally:
         restarts = self._restarts
         if useful:
             restarts.clear()
-        while restarts and now - restarts[0] > self._policy.within:
+        # Else a count would never be reached that takes longer than that by the delays.
+        ran = now - self.waited
+        while restarts and ran - restarts[0][1] > self._policy.within:
             restarts.popleft()
         if len(restarts) >= self._policy.max:
             return None
         delay = wait_time(len(restarts), self._policy, jitter=jitter)
-        restarts.append(now)
+        restarts.append((now, ran))
         return delay
 
 
@@ -515,6 +520,7 @@ class WorkerLife:
         self._out.append(Publish(WorkerRestarting(self.name, delay)))
         if delay:
             self.state = WorkerState.BACKOFF
+            self.tally.waited += delay
             self.story.note(now, f"back-off of {delay:.2f} s began")
             self._set_timer(now + delay)
         else:

@@ -217,6 +217,35 @@ def test_starts_without_progress_wait_longer_and_longer() -> None:
     assert last.error.story[0] == "event: started (pid 7, start 1) 3.00 s ago"
 
 
+@pytest.mark.parametrize("most", [5, 8, 20])
+def test_time_in_back_off_does_not_count(most: int) -> None:
+    """The delays of so many restarts may take longer than ``within`` (issue 22)."""
+    d = driver(restart=RestartPolicy(max=most))
+    for _ in range(most):
+        d.start()
+        d.end()
+        if d.state["t-1"] is WorkerState.BACKOFF:
+            (timer,) = d.out
+            assert isinstance(timer, SetTimer)
+            d.now = timer.at or 0.0
+            d.handle(WorkerTimerRang("t-1"))
+    d.start()
+    d.end()
+
+    assert d.state["t-1"] is WorkerState.FATAL
+    assert f"after {most} restarts without progress" in str(d.out)
+
+
+def test_worker_that_fails_seldom_is_restarted_for_ever() -> None:
+    """What it ran between two failures counts, and so each is the first."""
+    d = driver(restart=RestartPolicy(max=1, within=60.0))
+    for start in range(2, 30):
+        d.start()
+        d.now += 60.5
+        d.end()
+        assert d.out == [Spawn("t-1", start, math.inf)]
+
+
 def test_worker_that_died_of_a_message_has_made_progress() -> None:
     """The more often a message has failed, the longer the wait, but it never ends."""
     d = driver(restart=RestartPolicy(max=1, delay=1.0))
