@@ -80,12 +80,12 @@ class CheckpointFailed(Exception):
     Raised when a checkpoint was not stored.
 
     Attributes:
-        name: The name of the exception in the daemon's answer.
+        name: The name of the exception, as in the daemon's answer.
 
     """
 
-    def __init__(self, name: str) -> None:
-        super().__init__(f"the checkpoint was not stored: {name}")
+    def __init__(self, name: str, reason: str = "") -> None:
+        super().__init__(f"the checkpoint was not stored: {reason or name}")
         self.name = name
 
 
@@ -184,6 +184,11 @@ class Checkpointer:
             position = ShardPosition(at.sequence_number, at.sub_sequence_number or 0)
         elif at is not None:
             position = ShardPosition(at, sub_sequence_number or 0)
+        try:
+            position_of(position)
+        except ValueError as error:
+            # The session can't send it; the daemon would answer with the same name.
+            raise IllegalCheckpoint(ILLEGAL_ARGUMENT, str(error)) from None
         for attempt in range(tries):
             try:
                 self._life.ask(position)

@@ -157,6 +157,35 @@ def test_checkpoints_by_record_and_by_number() -> None:
 
 
 @pytest.mark.parametrize(
+    ("at", "sub", "text"),
+    [
+        ("abc", None, "'abc', 0 is not a position in a shard, expected a decimal"),
+        ("", None, "'', 0 is not"),
+        ("-1", None, "'-1', 0 is not"),
+        ("5", -1, "'5', -1 is not"),
+        (5, None, "sequence=5, sub=0.* expected .sequence number as text, sub"),
+    ],
+)
+def test_number_that_is_none_is_refused_before_it_is_sent(
+    at: str, sub: int | None, text: str
+) -> None:
+    """With the error that the daemon's refusal leads to (issue 25)."""
+
+    def act(checkpointer: kcl.Checkpointer, record: kcl.Record) -> None:
+        with pytest.raises(
+            kcl.IllegalCheckpoint, match=f"^the checkpoint was not stored: .*{text}"
+        ) as caught:
+            checkpointer.checkpoint(at, sub)
+        assert caught.value.name == "IllegalArgumentException"
+        checkpointer.checkpoint(record)
+
+    daemon = Daemon([Opened(1, [b"a"]), Farewell(why=FarewellReason.LOST)])
+    live(daemon, Keeper(act))
+
+    assert daemon.asked == [("5", 0)]
+
+
+@pytest.mark.parametrize(
     ("name", "error"),
     [
         ("ShutdownException", kcl.LeaseLost),

@@ -170,8 +170,8 @@ def position_of(value: object) -> ShardPosition:
             position = ShardPosition(sequence, sub)
         case _:
             raise ValueError(
-                f"{value!r} is not a position in a shard, expected [sequence number,"
-                " sub-sequence number]"
+                f"{value!r} is not a position in a shard, expected [sequence number"
+                " as text, sub-sequence number]"
             )
     rank(position)
     return position
