@@ -176,9 +176,12 @@ class Checkpointer:
             pause: Seconds before the second try; doubled before each further one.
 
         Raises:
-            CheckpointFailed: If it was not stored; a subclass tells the reason.
+            CheckpointFailed: If it was not stored; a subclass names the reason.
+            ValueError: If ``tries`` is less than 1.
 
         """
+        if tries < 1:
+            raise ValueError(f"tries must be 1 or more, got {tries}")
         position: ShardPosition | None = None
         if isinstance(at, Record):
             position = ShardPosition(at.sequence_number, at.sub_sequence_number or 0)

@@ -249,6 +249,20 @@ def test_a_store_that_is_throttled_is_asked_again(failures: int) -> None:
     assert slept == [0.5, 1.0]
 
 
+@pytest.mark.parametrize("tries", [0, -1])
+def test_checkpoint_is_tried_at_least_once(tries: int) -> None:
+    """Else it would seem to be stored (issue 25)."""
+
+    def act(checkpointer: kcl.Checkpointer, record: kcl.Record) -> None:
+        with pytest.raises(ValueError, match=f"tries must be 1 or more, got {tries}"):
+            checkpointer.checkpoint(record, tries=tries)
+
+    daemon = Daemon([Opened(1, [b"a"]), Farewell(why=FarewellReason.LOST)])
+    live(daemon, Keeper(act))
+
+    assert daemon.asked == []
+
+
 def fail(checkpointer: kcl.Checkpointer, record: kcl.Record) -> None:
     """Fail."""
     raise RuntimeError("no date")
