@@ -6,6 +6,7 @@ Workers do not import this file: dataclasses take longer to import than the dial
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -230,6 +231,7 @@ _OURS: Final[dict[str, tuple[str, str, str]]] = {
     "pool-limit": ("workers", "max", ""),
     "grow-threshold": ("workers", "grow_at", ""),
 }
+_WHOLE: Final = ("concurrency", "pool-limit")
 _DROPPED: Final = {
     "spawn-timeout": "there is no isolate; timeout.start begins with the process",
     "queue-limit": "a pipeline reads only as much as its workers can process",
@@ -284,14 +286,21 @@ def _translate(keys: _Keys, name: str, value: object) -> str:
     """Add a value to the keys, or return why not."""
     if name not in _OURS:
         return _drop(name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-        raise ConfigError(
-            f"profile: {name}: expected a number of 0 or more, got {value!r}"
-        )
+    fraction = name in _WHOLE and isinstance(value, float)
+    if (
+        fraction
+        or isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not 0 <= value <= sys.float_info.max
+    ):
+        wanted = "a whole number" if fraction else "a number of 0 or more"
+        raise ConfigError(f"profile: {name}: expected {wanted}, got {value!r}")
     if not value:
         return f"{name}: 0 is not allowed here, so the default applies"
     group, key, unit = _OURS[name]
-    keys.setdefault(group, {})[key] = f"{value:g}{unit}" if unit else value
+    text = f"{value:g}{unit}"
+    # A number with a unit has no exponent; seconds need no unit.
+    keys.setdefault(group, {})[key] = text if unit and "e" not in text else value
     return ""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import math
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from etlstage.protocol.events import (
 )
 from etlstage.protocol.registry import dialect_from_plain
 from etlstage.settings.problem import Invalid
+from etlstage.settings.units import DURATION
 from etlstage.stage import Stage
 
 KINDS = pytest.mark.parametrize("kind", StageKind)
@@ -225,6 +227,37 @@ def test_options_have_other_names() -> None:
         "timeout": {"start": "10s", "heartbeat": "30s", "message": "60s", "stop": "8s"},
         "workers": {"min": 0, "max": 8, "idle": "600s", "grow_at": 5},
     }
+
+
+def test_long_time_is_a_number_of_seconds() -> None:
+    """With a unit it would have an exponent, which no duration has (issue 23)."""
+    keys, _ = translated({"idle-timeout": 1e9, "request-timeout": 1e-5}, MANIFEST)
+
+    assert keys["workers"]["idle"] == 1e9
+    assert keys["timeout"]["message"] == 1e-5
+    assert DURATION.read(keys["workers"]["idle"]) == 1e9
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "wanted"),
+    [
+        ("pool-limit", 2.5, "a whole number"),
+        ("pool-limit", math.inf, "a whole number"),
+        ("concurrency", 2.5, "a whole number"),
+        ("heartbeat-timeout", math.nan, "a number of 0 or more"),
+        ("heartbeat-timeout", math.inf, "a number of 0 or more"),
+        ("grow-threshold", math.nan, "a number of 0 or more"),
+        ("terminate-timeout", 10**400, "a number of 0 or more"),
+    ],
+)
+def test_number_that_no_stage_can_have_is_reported(
+    name: str, value: float, wanted: str
+) -> None:
+    """JSON has NaN, and numbers that are too large for a float (issue 23)."""
+    with pytest.raises(
+        ConfigError, match=f"^profile: {name}: expected {wanted}, got {value!r}$"
+    ):
+        translated({name: value}, MANIFEST)
 
 
 def test_what_is_dropped_has_a_reason() -> None:
