@@ -324,6 +324,12 @@ class RestartPolicy(Definition):
             return False
         return failed or self.policy == "permanent"
 
+    def obstacle(self, status: int) -> str:
+        """Return the setting for which no restart is wanted after an exit status."""
+        if status in self.never_on:
+            return f"restart.never_on has {status}"
+        return f"restart.policy is {self.policy}"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OffsetPolicy(Definition):

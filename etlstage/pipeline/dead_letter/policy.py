@@ -96,7 +96,8 @@ class DeadLetterPolicy:
     ) -> None:
         self._account = account
         self._config = config
-        self._letters = letters if policy.then == "dead_letter" else None
+        self._strict = policy.then == "fail"
+        self._letters = None if self._strict else letters
         self._budget = policy.budget
         self._judged_of = judged_of
         self._held: list[DeadLetter] = []
@@ -162,12 +163,25 @@ class DeadLetterPolicy:
             # All messages share the error that ends a stage: keep the first place.
             if isinstance(error, EtlstageError) and error.place is None:
                 error.place = place
+                if isinstance(error, OF_A_MESSAGE):
+                    error.story = (self._why(error, place), *error.story)
             raise error
         came = letter_time()
         return [
             self._letter(letters, error, message, number, came)
             for number, message in enumerate(messages, place)
         ]
+
+    def _why(self, error: EtlstageError, place: int) -> str:
+        """Return why a message ends the run, with its number if the error lacks it."""
+        number = f"message {place + 1}"
+        which = "the message" if f"{number} " in str(error) else number
+        why = "no dead letters are kept"
+        if isinstance(error, ContractBroken) and error.ends_run:
+            why = "on_mismatch is fail"
+        elif self._strict:
+            why = "on_error.then is fail"
+        return f"{which} of stage {self._account.stage} ended the run: {why}"
 
     async def hold_refused(self, answer: Outcome, before: int = 0) -> None:
         """

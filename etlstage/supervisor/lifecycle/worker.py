@@ -377,10 +377,11 @@ class WorkerLife:
             # so it is no retry, and without a count it would be restarted for ever.
             went = event.untouched and event.answered and not event.status
             self.wanted = bool(event.retried) and not went
+        wanted = retired or policy.wanted(failed=failed, status=event.status)
         self._after(
             now,
             fate_of(event),
-            wanted=retired or policy.wanted(failed=failed, status=event.status),
+            obstacle="" if wanted else policy.obstacle(event.status),
             useful=retired or event.answered > 0 or event.progress,
             # All requests are alike: the worker is at fault, or the source that it
             # reads from, and a delay may help.
@@ -468,7 +469,7 @@ class WorkerLife:
         now: float,
         fate: str,
         *,
-        wanted: bool = True,
+        obstacle: str = "",
         useful: bool = False,
         blamed: bool = False,
         tries: int = 0,
@@ -476,8 +477,9 @@ class WorkerLife:
         """
         Decide what follows the end of a process.
 
-        ``useful``: the process made progress. ``blamed``: its end is blamed on a
-        message, which has failed ``tries`` times.
+        ``obstacle``: the setting that forbids a restart, if one does. ``useful``: the
+        process made progress. ``blamed``: its end is blamed on a message, which has
+        failed ``tries`` times.
         """
         pid, self.pid = self.pid, None
         self._set_timer(None)
@@ -489,7 +491,7 @@ class WorkerLife:
                 self.tally.clear()
             return
         span = self.tally.span(now)
-        if wanted:
+        if not obstacle:
             jitter = self._random()
             if blamed:
                 delay = self.tally.forgive(tries, jitter=jitter)
@@ -501,18 +503,23 @@ class WorkerLife:
             self.state = WorkerState.FATAL
         who = self.name if pid is None else f"{self.name} (pid {pid})"
         self.end = f"worker {who} {fate}"
+        if obstacle:
+            self.end += f"; not restarted: {obstacle}"
         if self.state is WorkerState.FATAL:
             self._give_up(now, span)
 
     def _give_up(self, now: float, span: float) -> None:
-        count = len(self.tally)
-        if count:
-            restarts = counted(count, "restart")
+        name, again = self._stage.name, "; not restarted again"
+        if self._fatal:
+            pass  # whatever the policy is
+        elif self.tally:
+            restarts = counted(len(self.tally), "restart")
             self.end += f" after {restarts} without progress in {span:.1f} s"
-        name = self._stage.name
-        error = StageFailed(
-            f"stage {name}: {self.end}; not restarted again", stage=name
-        )
+            self.end += " (restart.max)"
+        else:
+            self.end += "; not restarted: restart.max is 0"
+            again = ""
+        error = StageFailed(f"stage {name}: {self.end}{again}", stage=name)
         error.story = tuple(f"event: {event}" for event in self.story.lines(now))
         self._out.append(Publish(WorkerFailedPermanently(self.name, error)))
 

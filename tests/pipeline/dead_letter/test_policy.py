@@ -16,6 +16,7 @@ import structlog
 from structlog.testing import capture_logs
 
 from etlstage.errors import (
+    ContractBroken,
     EtlstageError,
     InvalidMessage,
     PayloadTooBig,
@@ -199,6 +200,43 @@ async def test_first_failure_may_end_the_run(
         # A message without an outcome at the end of a run is unprocessed, not failed.
         assert account.failed == (0 if isinstance(error, WorkerLost) else 1)
     assert letters.count == 0
+
+
+async def test_error_that_ends_the_run_names_message_and_setting(
+    account: Account, letters: DeadLetters
+) -> None:
+    """In its story, as it may be raised elsewhere with the same text (issue 22)."""
+    strict = made(account, letters, policy=ErrorPolicy(then="fail"))
+    refused = WorkerRefusal("stage s: no date", stage="s", code=0, reason="no date")
+    story: tuple[str, ...] = ("command: x",)
+    refused.story = story
+    unsendable = InvalidMessage("stage s: a NUL (message 12 of its input)", index=0)
+    broken = ContractBroken("stage s: the reply is no JSON (message 1)")
+    broken.ends_run = True
+    failed = StageFailed("all workers failed", stage="s")
+    unkept = SinkFailed("f", stage="s")
+    for policy, error in (
+        (strict, refused),
+        (strict, unsendable),
+        (made(account, letters), broken),
+        (strict, failed),
+        (made(account, None), unkept),
+    ):
+        with pytest.raises(EtlstageError):
+            await policy.settle(error, [b"a"], place=11)
+        assert error.place == 11
+    assert refused.story == (
+        "message 12 of stage s ended the run: on_error.then is fail",
+        "command: x",
+    )
+    assert unsendable.story == (
+        "the message of stage s ended the run: on_error.then is fail",
+    )
+    assert broken.story == ("message 12 of stage s ended the run: on_mismatch is fail",)
+    assert failed.story == ()
+    assert unkept.story == (
+        "message 12 of stage s ended the run: no dead letters are kept",
+    )
 
 
 async def test_budget_that_is_spent_ends_the_run(

@@ -97,7 +97,8 @@ def test_some_are_left_for_good() -> None:
     state = pool(*started(1, 2), died(1), restart=RestartPolicy(max=0))
     assert state.health(9.0) == Health(
         "degraded",
-        "1 of 2 workers running: worker t-1 (pid 1) was killed by SIGKILL",
+        "1 of 2 workers running: worker t-1 (pid 1) was killed by SIGKILL"
+        "; not restarted: restart.max is 0",
     )
 
 
@@ -105,7 +106,9 @@ def test_none_is_left() -> None:
     """This state is final."""
     state = pool(*started(1), died(1), workers=1, restart=RestartPolicy(max=0))
     assert state.health(9.0) == Health(
-        "failed", "all workers failed: worker t-1 (pid 1) was killed by SIGKILL"
+        "failed",
+        "all workers failed: worker t-1 (pid 1) was killed by SIGKILL"
+        "; not restarted: restart.max is 0",
     )
 
 

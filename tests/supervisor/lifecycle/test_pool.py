@@ -208,7 +208,7 @@ def test_starts_without_progress_wait_longer_and_longer() -> None:
     assert isinstance(given_up, GiveUp)
     assert given_up.reason == (
         "worker t-1 (pid 7) exited with status 1"
-        " after 3 restarts without progress in 3.0 s"
+        " after 3 restarts without progress in 3.0 s (restart.max)"
     )
     last = d.told[-1]
     assert isinstance(last, WorkerFailedPermanently)
@@ -281,6 +281,12 @@ def test_no_restarts_means_none() -> None:
     d.end(lost=1, tries=1, answered=5)
 
     assert d.state["t-1"] is WorkerState.FATAL
+    why = "worker t-1 (pid 7) exited with status 1, 5 messages answered, 1 held"
+    why += "; not restarted: restart.max is 0"
+    assert d.out == [GiveUp("t-1", why)]
+    last = d.told[-1]
+    assert isinstance(last, WorkerFailedPermanently)
+    assert str(last.error) == f"stage t: {why}"
 
 
 def test_worker_that_answered_all_that_it_held_has_no_message_to_blame() -> None:
@@ -335,7 +341,29 @@ def test_transient_worker_may_end_well() -> None:
     d.end(status=0)
 
     assert d.state["t-1"] is WorkerState.EXITED
-    assert d.out == [GiveUp("t-1", "worker t-1 (pid 7) exited with status 0")]
+    why = "worker t-1 (pid 7) exited with status 0"
+    why += "; not restarted: restart.policy is transient"
+    assert d.out == [GiveUp("t-1", why)]
+
+
+@pytest.mark.parametrize(
+    ("restart", "setting"),
+    [
+        (RestartPolicy(policy="temporary"), "restart.policy is temporary"),
+        (RestartPolicy(never_on=frozenset({1, 7})), "restart.never_on has 7"),
+    ],
+)
+def test_setting_that_forbids_a_restart_is_named(
+    restart: RestartPolicy, setting: str
+) -> None:
+    """That is what the reader of the error can change (issue 22)."""
+    d = driver(restart=restart)
+    d.start()
+    d.end(status=7)
+
+    (given_up,) = d.out
+    assert isinstance(given_up, GiveUp)
+    assert given_up.reason.endswith(f"status 7; not restarted: {setting}")
 
 
 def test_program_that_is_gone_makes_no_progress() -> None:
@@ -347,6 +375,16 @@ def test_program_that_is_gone_makes_no_progress() -> None:
 
     assert d.state["t-1"] is WorkerState.FATAL
     assert "could not be started after 1 restart without progress in" in str(d.out)
+
+
+def test_fatal_condition_is_no_matter_of_restarts() -> None:
+    """None was tried after it, and no setting would have allowed one (issue 22)."""
+    d = driver()
+    d.start()
+    d.handle(WorkerFailed("t-1", 7, LOST, "abnormal"))
+    d.end(status=0)
+
+    assert d.out == [GiveUp("t-1", "worker t-1 (pid 7) exited with status 0")]
 
 
 def test_one_fault_is_enough() -> None:
