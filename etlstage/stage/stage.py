@@ -157,8 +157,9 @@ class Stage(Definition):
         Place.TRANSFORM,
     ] = "dead_letter"
     """What happens if a reply does not satisfy expect: the message counts as one that
-    can't be processed, see ``on_error`` (dead_letter), the run fails (fail), or the
-    outputs are passed on and the mismatch is only counted (count)."""
+    can't be processed, and is not retried, see ``on_error`` (dead_letter), the run
+    fails (fail), or the outputs are passed on and the mismatch is only counted
+    (count)."""
     recycle: Annotated[RecyclePolicy, Place.FED | Place.WRITE] = field(
         default_factory=RecyclePolicy
     )

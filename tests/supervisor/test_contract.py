@@ -8,7 +8,8 @@ import anyio
 import pytest
 
 from etlstage import AsyncSupervisor, ContractBroken, ReplyContract
-from etlstage.errors import ConfigError
+from etlstage.errors import Attempt, ConfigError
+from etlstage.stage import ErrorPolicy
 from etlstage.stage.contract import Checker
 from etlstage.supervisor.contract import checker_of, with_schema
 from etlstage.telemetry.prometheus import PrometheusMeter
@@ -80,6 +81,32 @@ async def test_slow_reply_is_a_mismatch() -> None:
         in str(errors[1])
     )
     assert 'etlstage_mismatches_total{expect="where",stage="t"} 1.0' in meter.render()
+
+
+async def forgetful(worker: ScriptedWorker) -> int:
+    """Die of the first message; later, answer it with nothing."""
+    async for _ in worker.messages():
+        if worker.start == 1:
+            return 3
+        await worker.reply()
+    return 0
+
+
+async def test_error_has_who_broke_the_contract() -> None:
+    """After the attempts before it; it is the last, as that worker lives (issue 26)."""
+    policy = ErrorPolicy(retries=2, retries_refused=2)
+    run = staged(("a",), expect=ReplyContract(outputs=1), on_error=policy)
+    async with AsyncSupervisor(run, launch=ScriptedLaunch(forgetful)) as supervisor:
+        (result, other) = await supervisor.submit([b"a", b"b"])
+    assert isinstance(result.error, ContractBroken)
+    first, last = result.error.attempts
+    assert first.worker == "t-1"
+    assert "exited with status 3" in first.error
+    fate = "the reply breaks expect.outputs: 0 outputs, not 1"
+    assert last == Attempt("t-1", last.pid, fate)
+    assert last.pid > first.pid
+    assert isinstance(other.error, ContractBroken)
+    assert other.error.attempts[-1] == last
 
 
 async def test_mismatches_that_are_only_counted() -> None:

@@ -13,8 +13,9 @@ tells which were answered: all open exchanges except that many of the newest.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain, islice
 from typing import NamedTuple
 
@@ -71,6 +72,8 @@ class Dispatcher:
     """
     Holds the exchanges of one worker process over its whole life.
 
+    ``attempt`` returns the worker's attempt at a message, given how it failed.
+
     Attributes:
         open: The exchanges that have not ended.
         dialogues: Exchanges that callers keep open, by number; they take turns.
@@ -81,7 +84,13 @@ class Dispatcher:
     """
 
     def __init__(
-        self, stage: Stage, backlog: Backlog, number: int = 0, *, in_order: bool = True
+        self,
+        stage: Stage,
+        backlog: Backlog,
+        number: int = 0,
+        *,
+        in_order: bool = True,
+        attempt: Callable[[str], Attempt] = partial(Attempt, "", 0),
     ) -> None:
         shape = stage.dialect.shape
         self.giving: Giving = Giving(stage, backlog, number, in_order=in_order)
@@ -90,6 +99,7 @@ class Dispatcher:
         self._stage = stage
         self._backlog = backlog
         self._in_order = in_order
+        self._attempt = attempt
         self._streams = shape is Shape.STREAM
         self._asks = shape is Shape.ASKED_BATCH
         self._batches = shape.batches
@@ -448,7 +458,10 @@ class Dispatcher:
         checker = self._backlog.checker
         if checker is None or isinstance(exchange.submission, Round):
             return outcome
-        return outcome.checked(checker, self._stage, slow)
+        before, attempt = exchange.attempts, self._attempt
+        return outcome.checked(
+            checker, self._stage, slow, lambda fate: (*before, attempt(fate))
+        )
 
     def _with_begun(self, part: RangePart, groups: Groups) -> Groups:
         whole = list(groups)

@@ -148,7 +148,11 @@ class Outcome(NamedTuple):
         return self._replace(refused=mine)
 
     def checked(
-        self, checker: Checker, stage: Stage, slow: Mapping[int, float] = NONE_SLOW
+        self,
+        checker: Checker,
+        stage: Stage,
+        slow: Mapping[int, float] = NONE_SLOW,
+        attempts: Callable[[str], tuple[Attempt, ...]] = lambda _: (),
     ) -> Outcome:
         """
         Return the same, but refuse messages whose replies break the contract.
@@ -160,6 +164,7 @@ class Outcome(NamedTuple):
             stage: Its ``on_mismatch`` decides what becomes of them.
             slow: Seconds that replies took, by their messages' places in the
                 submission.
+            attempts: Returns the attempts at a message, given how the last one failed.
 
         """
         if self.error is not None or (not slow and checker.passes(self.replies)):
@@ -180,7 +185,9 @@ class Outcome(NamedTuple):
             return outcome
         replies = list(self.replies)
         for place, flaw in broken.items():
-            error = ContractBroken(f"stage {stage.name}: the reply {flaw}")
+            fate = f"the reply {flaw}"
+            error = ContractBroken(f"stage {stage.name}: {fate}")
+            error.attempts = attempts(fate)
             error.promise = flaw.promise
             error.ends_run = stage.on_mismatch == "fail"
             errors[place], replies[place] = error, ()
