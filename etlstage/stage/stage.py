@@ -167,8 +167,8 @@ class Stage(Definition):
     max_message: Annotated[Size, _PROGRAM] = 64 * MiB
     """Maximum length of a message, in either direction, in bytes."""
     max_reply: Annotated[Size, _PROGRAM] = 256 * MiB
-    """Maximum length of a reply to one message or batch, all its outputs together, in
-    bytes."""
+    """Maximum memory that a reply to one message or batch takes, in bytes: the length of
+    all its outputs, and some bytes more for each."""
 
     def __post_init__(self) -> None:
         Definition.__post_init__(self)
