@@ -439,7 +439,7 @@ class AsyncSupervisor:
         They come in input order, or as ``stage.order`` determines. The input is read
         ahead within ``max_messages`` and ``max_bytes``. An error that it raises is
         raised here after the results of the messages before it; so is a TypeError for
-        an item that is not bytes.
+        an item that is not bytes, and WorkerLost once the supervisor is closed.
         """
         async with aclosing(self.answers(in_runs(messages))) as outcomes:
             async for outcome in outcomes:
@@ -480,6 +480,8 @@ class AsyncSupervisor:
 
         """
         tasks = self._running()
+        if self._pool.closing:
+            raise self._pool.closed()  # at once: the input may never end
         wrong: list[Exception] = []
 
         def note(outcome: Outcome) -> None:

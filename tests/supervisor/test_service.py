@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import anyio
@@ -391,6 +391,67 @@ async def test_stream_ends_behind_what_it_has_read() -> None:
         await anyio.sleep(10)
         await supervisor.aclose(drain=60)
     assert [result.error for result in results] == [None] * read
+
+
+@pytest.mark.parametrize("order", Order)
+@pytest.mark.parametrize("drain", [0, 60])
+async def test_stream_after_the_end_reads_nothing(order: Order, drain: float) -> None:
+    """It raises at once, while messages are finished and after that (issue 22)."""
+    read: list[bytes] = []
+
+    async def forever() -> AsyncIterator[bytes]:
+        while True:
+            read.append(b"1")
+            yield b"1"
+
+    async def runs() -> AsyncIterator[list[bytes]]:
+        async for message in forever():
+            yield [message]
+
+    key = "/k" if order is Order.KEY else None
+    stage = Stage(name="t", worker=("none",), order=order, key=key)
+    launch = ScriptedLaunch(sleeper)
+    async with (
+        AsyncSupervisor(stage, launch=launch) as supervisor,
+        anyio.create_task_group() as tasks,
+    ):
+        early = supervisor.stream(forever())  # it begins once results are asked for
+        tasks.start_soon(supervisor.submit, [b"5"])
+        await anyio.sleep(1)
+        tasks.start_soon(_aclose, supervisor, drain)
+        await anyio.sleep(1 if drain else 100)
+        streams = supervisor.stream(forever()), supervisor.answers(runs()), early
+        for late in streams:
+            before = anyio.current_time()
+            with pytest.raises(WorkerLost, match="is closed"):
+                await anext(late)
+            assert anyio.current_time() == before
+    assert read == []
+
+
+async def test_stream_after_the_end_of_the_input_reads_nothing() -> None:
+    """What was submitted before is still answered, and the worker ends (issue 22)."""
+    read: list[bytes] = []
+
+    def forever() -> Iterator[bytes]:
+        while True:
+            read.append(b"1")
+            yield b"1"
+
+    async with service() as supervisor, anyio.create_task_group() as tasks:
+        results: list[Result] = []
+
+        async def stream() -> None:
+            async for result in supervisor.stream([b"5"]):
+                results.append(result)  # noqa: PERF401 - awaited one by one
+
+        tasks.start_soon(stream)
+        await anyio.sleep(1)
+        supervisor.finish()
+        with pytest.raises(WorkerLost, match="is closed"):
+            await anext(supervisor.stream(forever()))
+    assert [result.outputs for result in results] == [(b"5", b"slept")]
+    assert read == []
 
 
 async def test_end_with_nothing_to_wait_for() -> None:
