@@ -97,8 +97,9 @@ def _diff(
     changes = changes_of(overlays, values)
     keys, document = examine(file, changes, loads=False)
     ordered = all(stage.stage.order is Order.TOTAL for stage in keys.transform)
-    if any(name in _rows() and name not in ENGINES for name in named):
-        first, second = _two(engines, list(_rows()))
+    rows = _rows(named)
+    if any(name in rows and name not in ENGINES for name in named):
+        first, second = _two(engines, list(rows))
         sides = [partial(_with_end, file, changes, keys, document, n) for n in named]
         # Each reads the files of a folder in an order of its own.
         ordered = ordered and first == second
@@ -157,9 +158,10 @@ def compare(
     return FAILED if differences else 0
 
 
-def _rows() -> dict[str, type[SourceKeys]]:
+def _rows(named: Sequence[str]) -> dict[str, type[SourceKeys]]:
     """Return the ends that make messages of rows: one may replace another."""
-    found = {name: end.source for name, end in ends(others=True).items()}
+    known = ends(others=True, named=named)
+    found = {name: end.source for name, end in known.items()}
     return {n: source for n, source in found.items() if source and source.rows}
 
 
@@ -193,13 +195,14 @@ def _with_end(
     """Build the pipeline on engine local, with rows from the end of that name."""
     extract: Any = document.data["extract"]
     written = name_of(keys.extract.end)
-    if written not in _rows():
+    rows = _rows((name, written))
+    if written not in rows:
         raise ConfigError(
             f"--on: {document.where(('extract',))}: the extract stage is a {written}:"
-            f" only ends for rows can replace each other, {' and '.join(_rows())}"
+            f" only ends for rows can replace each other, {' and '.join(rows)}"
         )
     if name != written:
-        given = json.dumps(_rows()[written].instead(extract[written]))
+        given = json.dumps(rows[written].instead(extract[written]))
         values = [f"extract.{written}=null", f"extract.{name}={given}"]
         changes = changes._replace(values=[*changes.values, *values])
     return _on(file, changes, "local", state, sink)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,12 +27,15 @@ from etlstage.errors import ConfigError
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.delivery.delivery import Bounds
 from etlstage.pipeline.interfaces import Sink, Source
+from etlstage.protocol.registry import entry_at, loaded
 from etlstage.settings.definition import Definition, Place, broken, settings_of
 from etlstage.settings.problem import Loc, Problem
 from etlstage.telemetry import Meter
 from etlstage.transport import Launch, launch_worker
 
 if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
     from pyspark.sql import DataFrame, SparkSession
 
     from etlstage.config.model import ExtractKeys, LoadKeys, PipelineKeys
@@ -344,51 +347,60 @@ class End(NamedTuple):
     """For load stages, if it can be written."""
 
 
-def ends(*, others: bool = False) -> dict[str, End]:
+def ends(
+    *, others: bool = False, named: Container[str] | None = None
+) -> dict[str, End]:
     """
     Return the ends by name.
 
     Args:
         others: Whether to load the entry points of other packages, too.
+        named: Names that are used: an entry point with another name is left out if it
+            is broken. None: none may be broken.
 
     Raises:
-        ConfigError: If an entry point is not an end, or its name is taken.
+        ConfigError: If an entry point can't be loaded, or is not an end, or its name is
+            taken.
 
     """
     found = {
         name: getattr(import_module(f"etlstage.config.ends.{name}"), name.upper())
         for name in _OURS
     }
-    return {**found, **_of_others(found)} if others else found
+    return {**found, **_of_others(found, named)} if others else found
 
 
 def name_of(end: SourceKeys | SinkKeys) -> str:
     """Return the name of an end in a file."""
     for others in (False, True):
-        for name, known in ends(others=others).items():
+        for name, known in ends(others=others, named=()).items():
             if type(end) in known:
                 return name
     raise AssertionError(f"unreachable: {type(end).__name__} is of no end")
 
 
-def _of_others(ours: Mapping[str, End]) -> dict[str, End]:
+def _of_others(ours: Mapping[str, End], named: Container[str] | None) -> dict[str, End]:
     from importlib.metadata import entry_points  # takes a moment
 
     found: dict[str, End] = {}
     for entry in sorted(entry_points(group=GROUP)):
-        end = entry.load()
-        if not isinstance(end, End):
-            raise ConfigError(
-                f"entry point {entry.name} of group {GROUP}: expected an End, got"
-                f" {entry.value}"
-            )
-        if end.name in ours or end.name in found:
-            raise ConfigError(
-                f"entry point {entry.name} of group {GROUP}: there is already"
-                f" an end {end.name!r}"
-            )
-        found[end.name] = end
+        try:
+            end = _loaded(entry, {*ours, *found})
+        except ConfigError:
+            if named is None or entry.name in named:
+                raise
+        else:
+            found[end.name] = end
     return found
+
+
+def _loaded(entry: EntryPoint, taken: Container[str]) -> End:
+    end = loaded(entry)
+    if not isinstance(end, End):
+        raise ConfigError(f"{entry_at(entry)}: expected an End, got {entry.value}")
+    if end.name in taken:
+        raise ConfigError(f"{entry_at(entry)}: there is already an end {end.name!r}")
+    return end
 
 
 def without_arrow(loc: Loc) -> Iterator[Problem]:

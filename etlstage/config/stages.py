@@ -12,7 +12,7 @@ PATH is.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final
@@ -127,7 +127,13 @@ def stage_section(model: type[StageKeys], *, others: bool = False) -> Section:
 class _StageSection(Section):
     """The keys of a stage: those of any stage with a worker, and those of its ends."""
 
-    def __init__(self, model: type[StageKeys], *, others: bool = False) -> None:
+    def __init__(
+        self,
+        model: type[StageKeys],
+        *,
+        others: bool = False,
+        named: Container[str] | None = None,
+    ) -> None:
         self._stage = model
         self._others = others
         self._own = {
@@ -136,7 +142,7 @@ class _StageSection(Section):
             if setting.place
         }
         self._ends: dict[str, type[SourceKeys | SinkKeys]] = {}
-        for name, end in ends(others=others).items():
+        for name, end in ends(others=others, named=named).items():
             role = end.source if model.kind is StageKind.EXTRACT else end.sink
             if model.frame and role is not None:
                 self._ends[name] = role
@@ -159,9 +165,16 @@ class _StageSection(Section):
                 for key, item in value.items()
                 if item is not None or key not in self._ends
             }
-            if not self._others and set(value) - {*self.keys, *self.moved}:
-                return _StageSection(self._stage, others=True).read(value)
+            unknown = set(value) - {*self.keys, *self.moved}
+            if not self._others and unknown:
+                return self._with_others(unknown).read(value)
         return super().read(value)
+
+    def _with_others(self, named: Container[str]) -> _StageSection:
+        try:
+            return _StageSection(self._stage, others=True, named=named)
+        except ConfigError as error:
+            raise Invalid(Problem((), str(error)), rest=self._rest({})) from error
 
     def _keys(self) -> dict[str, Setting]:
         model, keys = self._stage, dict(self._own)
@@ -310,7 +323,7 @@ class _Spoken(Section):
         if not isinstance(name, str):
             wanted = "the name of a dialect, or a mapping of its name and settings"
             raise unexpected(wanted, value)
-        section = self._section(name, ("name",) if written is value else ())
+        section = self._section(name, written, ("name",) if written is value else ())
         called = Setting("name", Text(), name)
         section.keys = {"name": called, **section.keys}  # so that errors list it, too
         return section.read({k: v for k, v in written.items() if k != "name"})
@@ -323,15 +336,16 @@ class _Spoken(Section):
             return True  # unknown until its settings are known
         return not isinstance(spoken, Dialect) or spoken.problem(self._kind) is None
 
-    def _section(self, name: str, loc: Loc) -> Section:
+    def _section(self, name: str, written: Container[str], loc: Loc) -> Section:
         try:
-            return dialect_class(name).section(self._kind)
-        except ConfigError:
+            found = dialect_class(name, written="name" in written)
+            return found.section(self._kind)
+        except ConfigError as flaw:
             try:
                 Choice("dialect", dict.fromkeys(dialect_names(), "")).read(name)
             except Invalid as error:
                 raise Invalid(*(p.under(*loc) for p in error.problems)) from None
-            raise
+            raise Invalid(Problem(loc, str(flaw))) from flaw
 
     def _keys(self, name: str, of: str = "") -> dict[str, Setting]:
         doc = "Name of the dialect."

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from etlstage.errors import ConfigError, guess
 from etlstage.protocol.base import Dialect
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 __all__ = (
     "DEFAULT",
@@ -23,6 +26,8 @@ __all__ = (
     "dialect_class",
     "dialect_from_plain",
     "dialect_names",
+    "entry_at",
+    "loaded",
     "translation",
 )
 
@@ -40,12 +45,17 @@ GROUP: Final = "etlstage.dialects"
 T = TypeVar("T")
 
 
-def dialect_class(name: str) -> type[Dialect]:
+def dialect_class(name: str, *, written: bool = False) -> type[Dialect]:
     """
     Return the class with the settings of a dialect.
 
+    Args:
+        name: Its name; built-in dialects take precedence.
+        written: Whether a user has written the name. Then it is an error if another
+            package has a dialect with the name of a built-in one.
+
     Raises:
-        ConfigError: If there is no such dialect.
+        ConfigError: If there is no such dialect, or several packages have one.
 
     """
     if name not in DIALECTS:
@@ -54,6 +64,11 @@ def dialect_class(name: str) -> type[Dialect]:
         if other is None:
             raise ConfigError(_unknown(name))
         return other
+    if written and (entry := _entry(GROUP, name)) is not None:
+        raise ConfigError(
+            f"{entry_at(entry)}: there is already a dialect {name!r}; rename it, or"
+            " uninstall the package"
+        )
     settings = import_module(f"etlstage.protocol.{name}.settings")
     found: type[Dialect] = getattr(settings, DIALECTS[name])
     return found
@@ -72,24 +87,62 @@ def class_of_entry(group: str, name: str, kind: type[T]) -> type[T] | None:
     Return the class that an entry point of another package names, if there is one.
 
     Raises:
-        ConfigError: If it names something else, or a class with another name.
+        ConfigError: If it can't be loaded, names something else, or a class with
+            another name, or several packages have one with that name.
 
     """
-    from importlib.metadata import entry_points
+    if (entry := _entry(group, name)) is None:
+        return None
+    found = loaded(entry)
+    if (
+        isinstance(found, type)
+        and issubclass(found, kind)
+        and getattr(found, "name", name) == name
+    ):
+        return found
+    raise ConfigError(
+        f"{entry_at(entry)}: expected a {kind.__name__} of that name, got {entry.value}"
+    )
 
-    for entry in entry_points(group=group, name=name):
-        found: object = entry.load()
-        if (
-            isinstance(found, type)
-            and issubclass(found, kind)
-            and getattr(found, "name", name) == name
-        ):
-            return found
+
+def loaded(entry: EntryPoint) -> object:
+    """
+    Return what an entry point of another package names.
+
+    Raises:
+        ConfigError: If it can't be imported.
+
+    """
+    if entry.pattern.match(entry.value) is None:
         raise ConfigError(
-            f"entry point {name} of group {group}: expected a {kind.__name__} of that"
-            f" name, got {entry.value}"
+            f"{entry_at(entry)}: expected package.module:name, got {entry.value!r};"
+            " correct it where the package declares its entry points"
         )
-    return None
+    try:
+        return entry.load()
+    except Exception as error:
+        raise ConfigError(
+            f"{entry_at(entry)}: can't load {entry.value}: {type(error).__name__}:"
+            f" {error}; repair the package, or uninstall it"
+        ) from error
+
+
+def entry_at(entry: EntryPoint) -> str:
+    """Return what an error begins with: the entry point, its group and package."""
+    package = "" if entry.dist is None else f" ({entry.dist.name} {entry.dist.version})"
+    return f"entry point {entry.name} of group {entry.group}{package}"
+
+
+def _entry(group: str, name: str) -> EntryPoint | None:
+    from importlib.metadata import entry_points  # slow to import
+
+    entries = list(entry_points(group=group, name=name))
+    if len(entries) > 1:
+        raise ConfigError(
+            f"{entry_at(entries[0])}: there is another one:"
+            f" {entry_at(entries[1])}; uninstall one of the packages"
+        )
+    return entries[0] if entries else None
 
 
 def default_dialect() -> Dialect:

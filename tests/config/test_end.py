@@ -22,6 +22,7 @@ from etlstage.config.schema import pipeline_schema
 from etlstage.errors import ConfigError
 from etlstage.protocol import registry
 from etlstage.protocol.registry import dialect_class, dialect_names
+from tests.packages import install
 
 PACKAGE = Path(__file__).parent / "package"
 SOURCES = Path(end.__file__).parents[1]
@@ -137,6 +138,91 @@ def test_package_that_names_something_else(
     monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: [point])
     with pytest.raises(ConfigError, match="entry point mine of group"):
         find()
+
+
+BROKEN = {
+    "can't load tests.no_such_module:X: ModuleNotFoundError": "tests.no_such_module:X",
+    "can't load pathlib:Nothing: AttributeError": "pathlib:Nothing",
+    "expected package.module:name, got 'path lib'": "path lib",
+    "expected an End, got pathlib:Path": "pathlib:Path",
+    "there is already an end 'spark'": "etlstage.config.ends.spark:SPARK",
+}
+"""Values of entry points, and what is wrong with them."""
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a file beside its input; packages can be installed in the folder."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "in.txt").write_text("a\n")
+    return tmp_path / "p.yaml"
+
+
+FILES = """\
+name: p
+extract: {files: {path: in.txt, format: text}}
+load: {files: {path: out}}
+"""
+
+
+@pytest.mark.parametrize("text", BROKEN)
+def test_broken_end_of_another_package(text: str, pipeline: Path) -> None:
+    """The error is at the stage that names it; others are reported, too (issue 23)."""
+    install(pipeline.parent, "theirs", end.GROUP, queue=BROKEN[text])
+    wrong = FILES.replace("{files", "{queue", 1).replace("{path: out", "{paht: out")
+    first, *others = error_of(pipeline, wrong).splitlines()
+    where = f"entry point queue of group {end.GROUP} (theirs 1.0)"
+    assert first.startswith(f"p.yaml:2:10: extract: {where}: {text}")
+    assert "load.files.paht: unknown key (did you mean 'path'?)" in others[0]
+
+
+@pytest.mark.parametrize("text", BROKEN)
+def test_broken_end_that_is_not_used(text: str, pipeline: Path) -> None:
+    """Neither a valid file nor an error in a file depends on it (issue 23)."""
+    install(pipeline.parent, "theirs", end.GROUP, queue=BROKEN[text])
+    pipeline.write_text(FILES)
+    keys, _ = examine(pipeline)
+    assert end.name_of(keys.extract.end) == "files"
+    typo = error_of(pipeline, FILES.replace("{files", "{fils", 1))
+    assert "extract.fils: unknown key (did you mean 'files'?)" in typo
+    assert "entry point" not in typo
+    with pytest.raises(ConfigError, match="entry point queue of group"):
+        pipeline_schema()
+
+
+@pytest.mark.process
+def test_broken_end_beside_one_of_another_package(
+    installed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other end is found, built and named (issue 23)."""
+    install(installed.parent, "theirs", end.GROUP, aaa="tests.no_such_module:X")
+    monkeypatch.syspath_prepend(str(installed.parent))
+    keys, _ = examine(installed)
+    assert end.name_of(keys.extract.end) == "lines"
+
+
+@pytest.mark.parametrize(
+    ("dialect", "text"),
+    [
+        ("mine", "can't load tests.no_such_module:X: ModuleNotFoundError"),
+        ("{name: mine}", "can't load tests.no_such_module:X: ModuleNotFoundError"),
+        ("marker", "there is already a dialect 'marker'"),
+        ("{name: marker, mode: batch}", "there is already a dialect 'marker'"),
+    ],
+)
+def test_broken_dialect_of_another_package(
+    dialect: str, text: str, pipeline: Path
+) -> None:
+    """It is an error only in a file that names it, where it does so (issue 23)."""
+    points = dict.fromkeys(("mine", "marker"), "tests.no_such_module:X")
+    install(pipeline.parent, "theirs", registry.GROUP, **points)
+    plain = f"{FILES}transform: [{{worker: [cat]}}]\n"
+    pipeline.write_text(plain)
+    examine(pipeline)
+    wrong = error_of(pipeline, plain.replace("[cat]", f"[cat], dialect: {dialect}"))
+    assert wrong.startswith("p.yaml:4:")
+    assert f"transform[0].dialect{'.name' if 'name' in dialect else ''}: " in wrong
+    assert f"of group {registry.GROUP} (theirs 1.0): {text}" in wrong
 
 
 def test_no_one_else_asks_which_end_it_is() -> None:

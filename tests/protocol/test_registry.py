@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,7 @@ from etlstage.protocol.registry import (
     dialect_names,
     translation,
 )
+from tests.packages import install
 
 
 @pytest.mark.parametrize("name", DIALECTS)
@@ -74,3 +76,60 @@ def test_dialect_of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
     points[0] = EntryPoint("mine", f"{__name__}:MarkerDialect", GROUP)
     with pytest.raises(ConfigError, match="entry point mine of group"):
         dialect_class("mine")
+
+
+NOT_LOADED = "; repair the package, or uninstall it"
+BROKEN = {
+    "no_such.module:Mine": "can't load no_such.module:Mine: ModuleNotFoundError:"
+    f" No module named 'no_such'{NOT_LOADED}",
+    "tests.packages:Mine": "can't load tests.packages:Mine: AttributeError:"
+    f" module 'tests.packages' has no attribute 'Mine'{NOT_LOADED}",
+    "tests packages": "expected package.module:name, got 'tests packages'; correct it"
+    " where the package declares its entry points",
+    "pathlib:Path": "expected a Dialect of that name, got pathlib:Path",
+}
+"""Values of entry points, and what is wrong with them."""
+
+
+@pytest.mark.parametrize("value", BROKEN)
+def test_broken_dialect_of_another_package(
+    value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error names the entry point, its package and the cause (issue 23)."""
+    install(tmp_path, "theirs", GROUP, mine=value)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError) as caught:
+        dialect_class("mine")
+    where = f"entry point mine of group {GROUP} (theirs 1.0)"
+    assert str(caught.value) == f"{where}: {BROKEN[value]}"
+    assert "mine" in dialect_names()  # for suggestions, nothing is loaded
+
+
+def test_dialect_of_two_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which of them is meant can't be known, so both are named (issue 23)."""
+    for package in ("one", "other"):
+        install(tmp_path, package, GROUP, mine=f"{__name__}:Mine")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError) as caught:
+        dialect_class("mine")
+    for package in ("one", "other"):
+        assert f"entry point mine of group {GROUP} ({package} 1.0)" in str(caught.value)
+    assert str(caught.value).endswith("; uninstall one of the packages")
+
+
+def test_written_name_of_a_built_in_dialect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its user may mean another package's dialect of that name (issue 23)."""
+    assert dialect_class("marker", written=True) is MarkerDialect
+    install(tmp_path, "theirs", GROUP, marker=f"{__name__}:Mine")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError) as caught:
+        dialect_class("marker", written=True)
+    assert str(caught.value) == (
+        f"entry point marker of group {GROUP} (theirs 1.0): there is already a dialect"
+        " 'marker'; rename it, or uninstall the package"
+    )
+    assert dialect_class("marker") is MarkerDialect

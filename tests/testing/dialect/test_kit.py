@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,7 @@ from etlstage.protocol.base import Side
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.testing.dialect import GROUP, DialectKit, kit_of
 from etlstage.testing.dialect.marker import MarkerKit
+from tests.packages import install
 from tests.supervisor.toy import ToyDialect
 
 pytestmark = pytest.mark.core
@@ -57,3 +59,17 @@ def test_kit_of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
     points[0] = EntryPoint("toy", f"{__name__}:ToyDialect", GROUP)
     with pytest.raises(ConfigError, match="expected a DialectKit of that name"):
         kit_of(ToyDialect())
+
+
+def test_broken_kit_of_another_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error names the entry point, its package and the cause (issue 23)."""
+    install(tmp_path, "theirs", GROUP, toy="tests.no_such_module:Loud")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError) as caught:
+        kit_of(ToyDialect())
+    assert str(caught.value).startswith(
+        f"entry point toy of group {GROUP} (theirs 1.0): can't load"
+        " tests.no_such_module:Loud: ModuleNotFoundError"
+    )
