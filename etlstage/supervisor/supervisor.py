@@ -212,8 +212,7 @@ class AsyncSupervisor:
             why: The reason that is sent to workers, in dialects with reasons.
 
         """
-        if self._tasks is not None and not self._ended:
-            self._in_loop()
+        self._in_loop()
         self._pool.closing, self._pool.farewell_reason = True, why
         for intake in self._intakes:
             intake.scope.cancel()
@@ -244,6 +243,7 @@ class AsyncSupervisor:
         The rest of a stream, and anything read from its input from now on, is dropped:
         it has no results, and no position after it is yielded.
         """
+        self._in_loop()
         self._withheld = True
         for intake in self._intakes:
             intake.submission.withhold()
@@ -593,6 +593,7 @@ class AsyncSupervisor:
         It begins with the workers that run now, and ends with the supervisor. Close it
         when you stop reading. It also ends when 10,000 events are waiting in it.
         """
+        self._in_loop()
         return self._observers.listen(self._pool.running())
 
     # --- inside -------------------------------------------------------------
@@ -689,6 +690,8 @@ class AsyncSupervisor:
         return self._tasks
 
     def _in_loop(self) -> None:
+        if self._tasks is None or self._ended:
+            return
         # There are no locks: the tasks that are woken belong to one event loop.
         if threading.get_ident() != self._thread:
             raise InvalidState(

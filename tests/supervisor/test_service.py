@@ -232,6 +232,27 @@ def test_properties_are_read_in_any_thread(backend: Backend) -> None:
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_events_and_withhold_are_refused_in_another_thread(backend: Backend) -> None:
+    """As all methods are: they change what the event loop uses (issue 22)."""
+    supervisor = service()
+
+    def elsewhere() -> None:
+        for method in (supervisor.events, supervisor.withhold):
+            with pytest.raises(InvalidState, match="outside the thread of its event"):
+                method()
+
+    async def main() -> None:
+        async with supervisor:
+            await anyio.to_thread.run_sync(elsewhere)
+            assert [result.outputs async for result in supervisor.stream([b"0"])] == [
+                (b"0", b"slept")
+            ]
+
+    # A virtual clock does not wait for threads: hours would pass while one works.
+    anyio.run(main, backend=backend)
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_methods_are_refused_in_another_thread(backend: Backend) -> None:
     """Changes by two event loops would corrupt the state, and misdirect replies."""
     supervisor = service()
