@@ -26,7 +26,7 @@ from typing import Final
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
@@ -115,6 +115,7 @@ class StageService:
         # `ask` raises Python's own TimeoutError, so any other one becomes 504, too.
         for error in (EtlstageError, TimeoutError):
             app.add_exception_handler(error, self._explain)
+        app.add_exception_handler(ClientDisconnect, _answer_nothing)  # type: ignore[arg-type]
 
     @property
     def supervisor(self) -> AsyncSupervisor:
@@ -198,3 +199,7 @@ class StageService:
         if status >= 500:
             _log.warning("request failed", status=status, error=str(error))
         return JSONResponse({"detail": detail}, status_code=status, headers=headers)
+
+
+async def _answer_nothing(_request: Request, _error: Exception) -> None:
+    """End a request whose client is gone, without a response."""

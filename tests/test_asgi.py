@@ -165,6 +165,27 @@ async def test_errors_have_a_status(make: Any) -> None:  # noqa: ANN401
     assert any("status 3" in error for error in told)
 
 
+@pytest.mark.parametrize("make", [starlette, fastapi])
+async def test_client_that_leaves_within_its_body(make: Any) -> None:  # noqa: ANN401
+    """Its request ends without an error, and without a response (issue 22)."""
+    app = make(service())
+    parts: list[dict[str, Any]] = [
+        {"type": "http.request", "body": b"ab", "more_body": True},
+        {"type": "http.disconnect"},
+    ]
+    sent: list[Any] = []
+
+    async def receive() -> dict[str, Any]:
+        return parts.pop(0)
+
+    async def send(message: Any) -> None:  # noqa: ANN401
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/", "http_version": "1.1"}
+    await app(scope | {"query_string": b"", "headers": []}, receive, send)
+    assert (parts, sent) == ([], [])
+
+
 async def test_too_many_requests() -> None:
     """They are asked to retry later, and the others are answered."""
     held, free = anyio.Event(), anyio.Event()
