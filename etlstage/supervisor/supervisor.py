@@ -373,24 +373,8 @@ class AsyncSupervisor:
 
         """
         self._running()
-        run, error = sound(await as_run(messages))
-        if error is not None:
-            raise error
-        self._admit(len(run))
-        results: dict[int, list[Result]] = {}
-        failed = 0
-        with self._submission("submit") as (submission, changed, noted):
-            submission.feed(run, self._pool.time())
-            submission.close()
-            self._pool.kick()
-            while not submission.finished:
-                await changed.wait()
-                for outcome in self._collect(submission):
-                    assert isinstance(outcome, Outcome), "no positions were submitted"
-                    results[outcome.start] = results_of(outcome)
-                    failed += outcome.failed
-            noted.note(messages=len(run), failed=failed)
-        return [result for start in sorted(results) for result in results[start]]
+        with Span("submit", stage=self.stage.name) as noted:
+            return await self._submit(messages, noted)
 
     async def ask(
         self,
@@ -420,15 +404,16 @@ class AsyncSupervisor:
                 f"stage {self.stage.name} answers in batches: outputs can't be matched"
                 " to single messages; use submit()"
             )
-        with anyio.move_on_after(timeout):
-            (result,) = await self.submit([message])
-            if result.error is not None:
-                # Other messages may share the error: drop their tracebacks.
-                raise result.error.with_traceback(None)
-            return result.outputs
-        raise TimeoutError(
-            f"stage {self.stage.name}: no result for the message within {timeout} s"
-        )
+        with Span("ask", stage=self.stage.name) as noted:
+            with anyio.move_on_after(timeout):
+                (result,) = await self._submit([message], noted)
+                if result.error is not None:
+                    # Other messages may share the error: drop their tracebacks.
+                    raise result.error.with_traceback(None)
+                return result.outputs
+            raise TimeoutError(
+                f"stage {self.stage.name}: no result for the message within {timeout} s"
+            )
 
     async def stream(
         self, messages: Iterable[bytes] | AsyncIterable[bytes]
@@ -494,7 +479,11 @@ class AsyncSupervisor:
                 changed.set()
 
         noted = note if on_failure else None
-        with self._submission("stream", noted) as (submission, changed, _):
+        messages = failed = 0
+        with (
+            Span("stream", stage=self.stage.name) as span,
+            self._submission(noted) as (submission, changed),
+        ):
             room = self._max_messages, self._max_bytes
             intake = Intake(self._pool, submission, items, *room)
             self._intakes.add(intake)
@@ -504,6 +493,9 @@ class AsyncSupervisor:
             try:
                 while True:
                     for item in intake.passing(self._collect(submission)):
+                        if isinstance(item, Outcome):
+                            messages += len(item.messages)
+                            failed += item.failed
                         yield item
                     if wrong:
                         raise wrong[0]
@@ -513,6 +505,7 @@ class AsyncSupervisor:
                 if intake.error is not None:
                     raise intake.error
             finally:
+                span.note(messages=messages, failed=failed)
                 self._intakes.remove(intake)
                 intake.scope.cancel()
                 # The caller may close the input next: don't touch it any more.
@@ -598,6 +591,26 @@ class AsyncSupervisor:
 
     # --- inside -------------------------------------------------------------
 
+    async def _submit(self, messages: Iterable[bytes], noted: Span) -> list[Result]:
+        run, error = sound(await as_run(messages))
+        if error is not None:
+            raise error
+        self._admit(len(run))
+        results: dict[int, list[Result]] = {}
+        failed = 0
+        with self._submission() as (submission, changed):
+            submission.feed(run, self._pool.time())
+            submission.close()
+            self._pool.kick()
+            while not submission.finished:
+                await changed.wait()
+                for outcome in self._collect(submission):
+                    assert isinstance(outcome, Outcome), "no positions were submitted"
+                    results[outcome.start] = results_of(outcome)
+                    failed += outcome.failed
+            noted.note(messages=len(run), failed=failed)
+        return [result for start in sorted(results) for result in results[start]]
+
     @asynccontextmanager
     async def _session(self, event: str) -> AsyncIterator[WorkerSession]:
         stage = self.stage
@@ -623,8 +636,8 @@ class AsyncSupervisor:
 
     @contextmanager
     def _submission(
-        self, what: str, on_failure: Callable[[Outcome], None] | None = None
-    ) -> Iterator[tuple[Submission | Lanes, Signal, Span]]:
+        self, on_failure: Callable[[Outcome], None] | None = None
+    ) -> Iterator[tuple[Submission | Lanes, Signal]]:
         if self.stage.kind is StageKind.EXTRACT:
             raise LocalProtocolError(
                 f"stage {self.stage.name} extracts: it takes no messages"
@@ -636,8 +649,7 @@ class AsyncSupervisor:
             lane.on_failure = on_failure
             self._pool.open(lane)
         try:
-            with Span(what, stage=self.stage.name) as noted:
-                yield submission, changed, noted
+            yield submission, changed
         finally:
             stalled = submission.stalled
             for lane in lanes:

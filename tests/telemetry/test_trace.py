@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from etlstage import AsyncSupervisor, ErrorPolicy, Pipeline, Stage, WorkerProgram
-from etlstage.errors import LocalProtocolError
+from etlstage.errors import LocalProtocolError, WorkerRefusal
 from etlstage.telemetry import trace
 from etlstage.testing import MemorySink, MemorySource, ScriptedLaunch, ScriptedWorker
 
@@ -115,6 +115,46 @@ async def test_error_ends_a_span_as_one(spans: InMemorySpanExporter) -> None:
     assert stream.status.status_code is StatusCode.ERROR
     assert stream.status.description == "out of order"
     assert [event.name for event in stream.events] == ["exception"]
+
+
+async def test_question_that_fails_is_an_error(spans: InMemorySpanExporter) -> None:
+    """Refused or not answered in time: its span has the caller's error (issue 22)."""
+
+    async def tells_late(worker: ScriptedWorker) -> int:
+        await anyio.sleep(5)
+        return await tell(worker)
+
+    async with AsyncSupervisor(STAGE, launch=ScriptedLaunch(tell)) as supervisor:
+        await supervisor.ask(b"a")
+        with pytest.raises(WorkerRefusal):
+            await supervisor.ask(b"no")
+    async with AsyncSupervisor(STAGE, launch=ScriptedLaunch(tells_late)) as supervisor:
+        with pytest.raises(TimeoutError):
+            await supervisor.ask(b"a", timeout=0.01)
+    good, refused, late = spans.get_finished_spans()
+    assert {span.name for span in (good, refused, late)} == {"etlstage.ask"}
+    assert good.status.status_code is StatusCode.UNSET
+    for span, error in ((refused, "WorkerRefusal"), (late, "TimeoutError")):
+        assert span.status.status_code is StatusCode.ERROR
+        (event,) = span.events
+        assert str((event.attributes or {})["exception.type"]).endswith(error)
+    assert dict(refused.attributes or {}) == {
+        "etlstage.stage": "t",
+        "etlstage.messages": 1,
+        "etlstage.failed": 1,
+    }
+
+
+async def test_stream_counts_its_messages(spans: InMemorySpanExporter) -> None:
+    """As a submission does: those that were yielded, and failed (issue 22)."""
+    async with AsyncSupervisor(STAGE, launch=ScriptedLaunch(tell)) as supervisor:
+        async for _ in supervisor.stream([b"a", b"no", b"b"]):
+            pass
+    assert by_name(spans)["etlstage.stream"].attributes == {
+        "etlstage.stage": "t",
+        "etlstage.messages": 3,
+        "etlstage.failed": 1,
+    }
 
 
 async def test_stream_that_is_left_is_no_error(spans: InMemorySpanExporter) -> None:
