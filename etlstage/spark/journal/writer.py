@@ -56,6 +56,7 @@ _FOLDER: Final = "spark"
 """Folder in the set where acknowledgements are stored."""
 _ATTEMPT: Final = ".attempt"
 """Suffix of a file there that has what rolls back an attempt."""
+_COMMITTING: Final = "commits.lock"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,16 +169,20 @@ class StoredCommits:
 
     def batch(self, number: int, parts: Sequence[AppendedPart]) -> None:
         """Commit a batch of a stream; if it is committed, append what is stored."""
-        query = parts[0].query
-        stored = self._load(query)
-        if stored.get("batch", -1) < number:
-            # Attempts of the batch before are acknowledged, and not to be rolled back.
-            for attempt in stored.get("attempts", ()):
-                self._storage.remove(f"{_FOLDER}/{attempt}")
-            self._store(query, parts, batch=number)
+        query, run = parts[0].query, parts[0].run
+        # A commit may outlive its driver, and end after one of the query's next run.
+        with self._storage.locked(_COMMITTING):
             stored = self._load(query)
-        self._append(stored["intents"])
-        self.roll_back(query)
+            newer = stored.get("batch", -1) < number
+            if newer:
+                # Attempts of the batch before are acknowledged: not to be rolled back.
+                for attempt in stored.get("attempts", ()):
+                    self._storage.remove(f"{_FOLDER}/{attempt}")
+                self._store(query, parts, batch=number)
+                stored = self._load(query)
+            self._append(stored["intents"])
+            # Attempts of another run may belong to a batch that is still to come.
+            self.roll_back(query, None if newer else run)
 
     def roll_back(self, name: str, run: str | None = None) -> bool:
         """

@@ -175,13 +175,16 @@ class Attempt:
         journals: A set of a single journal.
         message: The message.
         name: The name of the commit.
+        run: The start of a stream's query.
 
     """
 
-    def __init__(self, journals: Journals, message: bytes, name: str) -> None:
+    def __init__(
+        self, journals: Journals, message: bytes, name: str, run: str = "1"
+    ) -> None:
         (spec,) = journals.select()
         self._storage = journals.storage
-        file = f"{name}.1.{message.hex()}{secrets.token_hex(4)}.attempt"
+        file = f"{name}.{run}.{message.hex()}{secrets.token_hex(4)}.attempt"
         self.held = self._storage.hold(f"spark/{file}")
         publisher = Publisher(
             journals,
@@ -192,7 +195,7 @@ class Attempt:
         )
         publisher.publish_uncommitted(RunMessage([message]))
         intents = [[name, one.hex()] for name, one in publisher.build_ack_intents()]
-        self.part = AppendedPart(query=name, run="1", attempt=file, intents=intents)
+        self.part = AppendedPart(query=name, run=run, attempt=file, intents=intents)
 
     def end(self) -> AppendedPart:
         """End the attempt; return its part."""
@@ -201,9 +204,11 @@ class Attempt:
         return self.part
 
 
-def ended(journals: Journals, message: bytes, name: str = "query-a") -> AppendedPart:
+def ended(
+    journals: Journals, message: bytes, name: str = "query-a", run: str = "1"
+) -> AppendedPart:
     """Return the part of an attempt that has appended a message."""
-    return Attempt(journals, message, name).end()
+    return Attempt(journals, message, name, run).end()
 
 
 def test_a_second_commit_of_a_batch_does_nothing(
@@ -219,6 +224,38 @@ def test_a_second_commit_of_a_batch_does_nothing(
     assert committed(tmp_path / "set") == [b"a0", b"a1", b"b0"]
     assert counts(tmp_path / "set").pending == 0
     assert sorted(journals.storage.names("spark")) == ["query-a.json", "query-b.json"]
+
+
+def test_commit_that_outlives_its_driver_rolls_back_no_later_batch(
+    journals: Journals, tmp_path: Path
+) -> None:
+    """The query's next run may have committed that batch, and be at the next."""
+    commits, path = StoredCommits(journals), tmp_path / "set"
+    late = ended(journals, b"a0", run="1")
+    commits.batch(0, [ended(journals, b"b0", run="2")])
+    coming = ended(journals, b"b1", run="2")
+    commits.batch(0, [late])
+    commits.batch(1, [coming])
+    # Its messages would be lost (issue 24).
+    assert committed(path) == [b"b0", b"b1"]
+    assert (counts(path).pending, counts(path).rolled_back) == (0, 1)
+
+
+def test_commits_of_batches_exclude_each_other(
+    journals: Journals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that was stopped behind its check would undo a later one (issue 24)."""
+    locked: list[bool] = []
+
+    def store(*_: object, **__: object) -> None:
+        locked.append(journals.storage.hold("commits.lock") is None)
+        raise OSError("full")
+
+    commits = StoredCommits(journals)
+    monkeypatch.setattr(commits, "_store", store)
+    with pytest.raises(OSError, match="full"):
+        commits.batch(0, [ended(journals, b"a0")])
+    assert locked == [True]
 
 
 def test_what_is_not_committed_is_rolled_back(
