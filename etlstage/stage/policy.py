@@ -138,7 +138,8 @@ class Timeouts(Definition):
     start: Duration | None = 30.0
     """Time from its start for a worker to report that it is ready, if it does."""
     message: Duration | None = 300.0
-    """Time for the answer to a message or batch, once its turn has come."""
+    """Time for the answer to a message or batch, once its turn has come; an extract
+    worker that is asked nothing (mode: plain) may be silent for any time."""
     total: Annotated[Duration | None, Place.FED | Place.WRITE] = None
     """Time for the same, whatever progress the worker reports meanwhile; each such
     report restarts ``message``."""

@@ -36,6 +36,7 @@ from etlstage.shard.table import (
     open_leases,
 )
 from etlstage.stage import Stage
+from etlstage.stage.policy import Timeouts
 
 if TYPE_CHECKING:
     from etlstage.config.model import ExtractKeys, LoadKeys, PipelineKeys, ShardKeys
@@ -97,6 +98,13 @@ class WorkerSourceKeys(SourceKeys):
             yield broken(
                 ("extract", "offsets"),
                 "needs dialect: {mode: cyclic}, a worker that answers requests",
+            )
+        message = stage.stage and stage.stage.timeout.message
+        if not asked and message not in (None, Timeouts().message):
+            yield broken(
+                ("extract", "timeout", "message"),
+                "is for answers: without dialect: {mode: cyclic} a worker is asked"
+                " nothing, and may be silent for any time",
             )
         if stage.every is not None and engine == "spark":
             text = "is only for a worker on engine local, or for engine streaming"
