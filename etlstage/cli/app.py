@@ -126,17 +126,24 @@ def run_command() -> int:
     except ReaderGone:
         return 0
     except (KeyboardInterrupt, _Interrupted):
-        from etlstage.cli.failure import complain
-
-        complain("interrupted")
-        return FORCED
+        return _interrupted()
     except Exception as error:
+        # Python wraps what is raised while a class is being made, as imports do.
+        if isinstance(error.__cause__, KeyboardInterrupt):
+            return _interrupted()
         # The parser's errors have no public base class that all its versions share.
         if hasattr(error, "format_message"):
             return _wrong_usage(error)
         from etlstage.cli.failure import show_error
 
         return show_error(error, debug="--debug" in sys.argv)
+
+
+def _interrupted() -> int:
+    from etlstage.cli.failure import complain
+
+    complain("interrupted")
+    return FORCED
 
 
 def _wrong_usage(error: Exception) -> int:

@@ -53,7 +53,10 @@ def test_bug_names_itself(ended: Ended) -> None:
 
 def test_interrupt_before_the_run_is_exit_5(ended: Ended) -> None:
     """Ctrl-C may come while modules are imported."""
-    assert ended(KeyboardInterrupt()) == (5, "etlstage: error: interrupted\n")
+    wrapped = RuntimeError("Error calling __set_name__")
+    wrapped.__cause__ = KeyboardInterrupt()
+    for error in (KeyboardInterrupt(), wrapped):
+        assert ended(error) == (5, "etlstage: error: interrupted\n")
 
 
 def test_error_steers_no_terminal(ended: Ended) -> None:
