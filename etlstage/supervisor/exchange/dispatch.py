@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import chain, islice
 from typing import NamedTuple
 
@@ -68,6 +67,10 @@ class _Begun:
     """Bytes of memory that the outputs take."""
 
 
+def _of_unnamed(fate: str) -> Attempt:
+    return Attempt("", 0, fate)
+
+
 class Dispatcher:
     """
     Holds the exchanges of one worker process over its whole life.
@@ -90,7 +93,7 @@ class Dispatcher:
         number: int = 0,
         *,
         in_order: bool = True,
-        attempt: Callable[[str], Attempt] = partial(Attempt, "", 0),
+        attempt: Callable[[str], Attempt] = _of_unnamed,
     ) -> None:
         shape = stage.dialect.shape
         self.giving: Giving = Giving(stage, backlog, number, in_order=in_order)
