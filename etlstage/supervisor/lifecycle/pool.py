@@ -122,7 +122,7 @@ class PoolState:
     @property
     def alive(self) -> int:
         """How many workers have a process, or are about to have one."""
-        return sum(life.alive for life in self._lives.values())
+        return sum(life.alive for life in list(self._lives.values()))
 
     @property
     def may_grow(self) -> bool:

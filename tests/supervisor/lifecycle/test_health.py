@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from etlstage.errors import WorkerLost
 from etlstage.messages import StageKind
 from etlstage.protocol.marker import Mode
@@ -17,6 +19,7 @@ from etlstage.supervisor.lifecycle.events import (
     WorkerWorn,
 )
 from etlstage.supervisor.lifecycle.pool import Health, PoolState
+from etlstage.supervisor.lifecycle.worker import WorkerLife
 from tests.staged import staged
 from tests.supervisor.lifecycle.invariants import check_pool
 
@@ -47,6 +50,20 @@ def died(number: int) -> WorkerExited:
 def test_all_run() -> None:
     """There is nothing to report."""
     assert pool(*started(1, 2)).health(0.0) == READY
+
+
+def test_workers_may_be_added_while_another_thread_looks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Properties are for any thread (issue 22)."""
+    state = pool(*started(1, 2))
+
+    def alive(_: WorkerLife) -> bool:
+        state._add()
+        return True
+
+    monkeypatch.setattr(WorkerLife, "alive", property(alive))
+    assert state.alive == 2
 
 
 def test_none_is_ready_yet() -> None:
