@@ -105,6 +105,7 @@ def _diff(
         ordered = ordered and first == second
     else:
         first, second = _two(engines, ENGINES)
+        _check_engines(keys, document, first, second)
         sides = [partial(_on, file, changes, name) for name in (first, second)]
     return compare(
         (first, sides[0]),
@@ -181,6 +182,18 @@ def _two(text: str, known: Sequence[str]) -> tuple[str, str]:
     if problems:
         raise ConfigError(problems)
     return names[0], names[1]
+
+
+def _check_engines(keys: PipelineKeys, document: Document, *engines: str) -> None:
+    """Assert that the extract stage can run on these engines; loading is replaced."""
+    end = keys.extract.end
+    for engine in engines:
+        if engine not in end.engines:
+            instead = ": compare ends, as in --on files,spark" if end.rows else ""
+            raise ConfigError(
+                f"--on: {document.where(('extract',))}: the end"
+                f" {name_of(end)} is not for engine {engine}{instead}"
+            )
 
 
 def _with_end(

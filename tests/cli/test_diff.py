@@ -247,6 +247,23 @@ def test_engines_that_are_none(
     assert done.stderr == f"etlstage: error: {error}\n"
 
 
+def test_engine_that_the_extract_stage_is_not_for(
+    etlstage: Etlstage, tmp_path: Path
+) -> None:
+    """The error has the remedy where another end can replace it (issue 23)."""
+    (tmp_path / "in.txt").write_text("a\n")
+    (tmp_path / "p.yaml").write_text(
+        "name: p\nextract: {files: {path: in.txt, format: text}}\n"
+        "load: {files: {path: out, format: text}}\n"
+    )
+    result = etlstage("diff", "p.yaml")
+    assert (result.returncode, result.stderr) == (
+        2,
+        "etlstage: error: --on: p.yaml:2:10: the end files is not for engine spark:"
+        " compare ends, as in --on files,spark\n",
+    )
+
+
 def test_file_that_is_wrong(etlstage: Etlstage, numbers: Path) -> None:
     """It is reported as by every command."""
     numbers.write_text(NUMBERS.replace("load:", "laod:"))
