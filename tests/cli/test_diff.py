@@ -257,10 +257,10 @@ def test_engine_that_the_extract_stage_is_not_for(
         "load: {files: {path: out, format: text}}\n"
     )
     result = etlstage("diff", "p.yaml")
-    assert (result.returncode, result.stderr) == (
-        2,
+    assert result.returncode == 2
+    assert result.stderr == (
         "etlstage: error: --on: p.yaml:2:10: the end files is not for engine spark:"
-        " compare ends, as in --on files,spark\n",
+        " compare ends, as in --on files,spark\n"
     )
 
 
