@@ -3,7 +3,7 @@ Journals of a Gazette broker, through its HTTP gateway.
 
 A PUT appends, a GET reads. A request whose answer was lost or came too late is
 repeated. An append may then be in the journal twice, and a sequencer drops the second
-copy. A reader that follows keeps a GET open that the broker answers when there is more,
+copy, unless its producer has begun another transaction before it arrives. A reader that follows keeps a GET open that the broker answers when there is more,
 and reads with another GET. So no read waits longer than the broker takes to answer.
 """
 
