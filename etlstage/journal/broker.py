@@ -3,8 +3,9 @@ Journals of a Gazette broker, through its HTTP gateway.
 
 A PUT appends, a GET reads. A request whose answer was lost or came too late is
 repeated. An append may then be in the journal twice, and a sequencer drops the second
-copy, unless its producer has begun another transaction before it arrives. A reader that follows keeps a GET open that the broker answers when there is more,
-and reads with another GET. So no read waits longer than the broker takes to answer.
+copy, unless its producer has begun another transaction before it arrives. A reader that
+follows keeps a GET open that the broker answers when there is more, and reads with
+another GET. So no read waits longer than the broker takes to answer.
 """
 
 from __future__ import annotations
