@@ -20,7 +20,15 @@ from zlib import crc32
 from etlstage.messages import AnnotatedRun
 from etlstage.supervisor.exchange.keyed import point
 
-__all__ = ("LONGEST_KEY", "Cut", "RecordRun", "ShardRecord", "number_of", "wrong_key")
+__all__ = (
+    "LONGEST_KEY",
+    "Cut",
+    "RecordRun",
+    "ShardRecord",
+    "number_of",
+    "position_at",
+    "wrong_key",
+)
 
 
 LONGEST_KEY: Final = 256
@@ -177,6 +185,11 @@ def wrong_key(key: str) -> str:
     return (
         f"its partition key is {len(key)} characters long, expected 1 to {LONGEST_KEY}"
     )
+
+
+def position_at(number: int) -> object:
+    """Return the position that covers the records up to a number; plain JSON."""
+    return [str(number), 0]
 
 
 def number_of(position: object) -> int:

@@ -29,7 +29,7 @@ from etlstage.pipeline.dead_letter.letter import DeadLetter
 from etlstage.pipeline.dead_letter.policy import OF_A_MESSAGE
 from etlstage.pipeline.delivery.position import load, store
 from etlstage.protocol.events import FarewellReason
-from etlstage.shard.cut import Cut, RecordRun, number_of
+from etlstage.shard.cut import Cut, RecordRun, number_of, position_at
 from etlstage.shard.worker import ShardSink, ShardWorker
 from etlstage.stage import Stage
 from etlstage.supervisor import CommitRequest
@@ -277,9 +277,13 @@ class ShardedSink(ShardSink):
         return shard
 
     async def _store(self, shard: _Shard, request: CommitRequest) -> None:
-        # If the end of a shard were stored, the next run would give it nothing.
+        position = request.position
         if request.ended:
-            return
+            # If the end itself were stored, the next run would give the shard nothing.
+            last = max(shard.last, number_of(self._file.position(shard.name)))
+            if last < 0:
+                return
+            position = position_at(last)
         try:
             await self._keep_given_up()
         except EtlstageError as error:
@@ -287,7 +291,7 @@ class ShardedSink(ShardSink):
             assert shard.worker is not None, "it commits"
             self._tasks.start_soon(shard.worker.stop, FarewellReason.LOST)
             raise
-        self._file.store(shard.name, request.position)
+        self._file.store(shard.name, position)
 
     def _note_given_up(self, shard: _Shard, outcome: Outcome) -> None:
         assert shard.worker is not None, "it had these messages"
