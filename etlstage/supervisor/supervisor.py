@@ -216,10 +216,12 @@ class AsyncSupervisor:
         self._pool.closing, self._pool.farewell_reason = True, why
         for intake in self._intakes:
             intake.scope.cancel()
-        with anyio.move_on_after(drain):
-            await self._pool.drain()
-        if self._tasks is not None:
-            await self._pool.close(patient=True)
+        try:
+            with anyio.move_on_after(drain):
+                await self._pool.drain()
+        finally:
+            if self._tasks is not None:
+                await self._pool.close(patient=True)
 
     def finish(self, *, why: FarewellReason = FarewellReason.ENDED) -> None:
         """

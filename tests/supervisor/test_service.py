@@ -386,6 +386,24 @@ async def test_end_waits_no_longer_than_asked() -> None:
         assert anyio.current_time() - before < 10
 
 
+async def test_cancelled_end_stops_the_workers_at_once() -> None:
+    """They would work on, while nobody waits for them (issue 22)."""
+    async with service() as supervisor, anyio.create_task_group() as tasks:
+
+        async def ask() -> None:
+            with pytest.raises(WorkerLost, match=r"is closed|was stopped"):
+                await supervisor.ask(b"50")
+
+        tasks.start_soon(ask)
+        await anyio.sleep(1)
+        before = anyio.current_time()
+        with anyio.move_on_after(2) as scope:
+            await supervisor.aclose(drain=60)
+        assert scope.cancelled_caught
+        assert anyio.current_time() == before + 2
+        assert supervisor._pool.state.alive == 0
+
+
 async def test_stream_ends_behind_what_it_has_read() -> None:
     """It reads no more, yields all results of what it has read, and then raises."""
     read = 0
