@@ -193,15 +193,20 @@ class RowLanding(Landing):
 
     def _recover(self) -> None:
         """Finish the moves of recorded epochs, and remove what was not recorded."""
-        if self._files is None or self._known is None:
+        files, known = self._files, self._known
+        if known is None:
             return
-        sealed = self._files.sweep(self._known.done, check=self._known.check)
-        self._known.check()
-        self._files.mark(whole=False)
-        for number in sealed:
-            self._move(number)
-        if self._whole:
-            self._files.mark(whole=True)
+        if files is not None:
+            sealed = files.sweep(known.done, check=known.check)
+            known.check()
+            files.mark(whole=False)
+            for number in sealed:
+                self._move(number)
+            if self._whole:
+                files.mark(whole=True)
+        if self._resumed and self._overwrites and self._letters is not None:
+            # The start before may have ended between the replacement and its record.
+            self._letters.supersede(letter_time(), anew=False)
 
     async def _settle_epoch(self) -> int:
         """Seal the epoch and begin the next; return the number of messages in it."""

@@ -4,8 +4,10 @@ import gzip
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow.dataset as ds
 import pytest
@@ -16,7 +18,7 @@ from etlstage.files.source import FileSource
 from etlstage.messages import Position, Run
 from etlstage.pipeline.dead_letter.letter import DeadLetter
 from etlstage.pipeline.dead_letter.retry import Settled
-from etlstage.pipeline.dead_letter.store import DeadLetters
+from etlstage.pipeline.dead_letter.store import DeadLetters, replacement
 from etlstage.pipeline.interfaces import Epochs
 from etlstage.stage import ErrorBudget, ErrorPolicy
 
@@ -390,6 +392,46 @@ async def test_letters_behind_the_first_epoch_are_current(tmp_path: Path) -> Non
     settled = Settled(letters.folder)
     (letter,) = [x for x in settled.letters("load") if isinstance(x, DeadLetter)]
     assert not settled.superseded(letter)
+
+
+async def test_letters_are_current_though_a_start_was_killed_behind_the_replacement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next start records it: else no retry would load them (issue 23)."""
+    before, mine = (
+        DeadLetters(tmp_path / "state", pipeline="p", run=run) for run in "ab"
+    )
+    made = partial(
+        FileSink,
+        tmp_path / "o",
+        mode="overwrite",
+        schema="n long",
+        on_error=ErrorPolicy(budget=ErrorBudget(count=9, share=None)),
+    )
+    async with made(dead_letters=before) as first:
+        await first.write([b'{"n":1}', b"no JSON"])
+        await first.finish()
+    killed, again, last = (made(dead_letters=mine) for _ in range(3))
+    epochs = Epochs("ab", 0, once=True, check=lambda: None)
+    killed.begin(epochs)
+    async with killed:
+        await killed.write([b'{"n":1}', b"no JSON"])
+        await killed.flush()
+        with monkeypatch.context() as patch:
+            patch.setattr(mine, "supersede", Mock(side_effect=OSError("killed")))
+            with pytest.raises(SinkFailed, match="killed"):
+                await killed.perform()
+    again.begin(epochs._replace(done=1))
+    async with again:
+        await again.finish()
+    settled = Settled(mine.folder)
+    left = [x for x in settled.letters("load") if isinstance(x, DeadLetter)]
+    assert {x.run: settled.superseded(x) for x in left} == {"a": True, "b": False}
+    known = replacement(mine.folder)
+    last.begin(epochs._replace(done=2))
+    async with last:
+        await last.finish()
+    assert replacement(mine.folder) == known
 
 
 @pytest.mark.parametrize("done", [0, 1])

@@ -239,12 +239,13 @@ class DeadLetters:
         self._append([ours])
         self.count += 1
 
-    def supersede(self, time: str) -> None:
+    def supersede(self, time: str, *, anew: bool = True) -> None:
         """
         Record that this run has replaced the output, superseding others' letters.
 
         Args:
             time: When, in the format of letters.
+            anew: Whether to record it even if a replacement by this run is recorded.
 
         Raises:
             StateUnusable: If it can't be recorded, or another run has taken over.
@@ -252,7 +253,9 @@ class DeadLetters:
         """
         if self._keep is None:
             self._check_held()
-            supersede(self._state, self.run, time)
+            known = None if anew else replacement(self.folder)
+            if known is None or known.run != self.run:
+                supersede(self._state, self.run, time)
         self.pending = False
 
     def recall(self) -> None:
