@@ -34,11 +34,14 @@ from etlstage.stage import Stage, WorkerProgram
 from etlstage.stage.stage import PYTHONS
 from etlstage.supervisor.contract import checker_of, with_schema
 from etlstage.supervisor.process import (
+    HEAD,
     absent_from_path,
+    interpreter_in,
     names,
     runs,
     script,
     search_path,
+    uninterpreted,
 )
 from etlstage.transport.launcher import UnknownIdentity, look_up
 
@@ -50,7 +53,6 @@ __all__ = ("Look", "missing", "unspoken")
 SCRIPTS: Final = {".sh": "sh", ".js": "node", ".mjs": "node", ".rb": "ruby"}
 """The programs to suggest for scripts without a shebang."""
 
-HEAD: Final = 4096  # bytes of a program that are looked at
 FILE_SYSTEM: Final = "spark.hadoop.fs.defaultFS"
 CONFIGURED: Final = ("HADOOP_CONF_DIR", "SPARK_CONF_DIR")
 """Environment variables of Spark settings that may place such paths elsewhere."""
@@ -310,7 +312,8 @@ class Look:
         if beside and os.path.isfile(beside):
             text += f"; {beside} exists, but a command is relative to cwd"
         else:
-            text += guess(place.name, names(place.parent)) or remedy
+            others = [name for name in names(place.parent) if name != place.name]
+            text += guess(place.name, others) or remedy
         return Problem(loc, text, hidden=hidden)
 
     def unmakeable(self, loc: Loc, place: Path) -> Iterator[Problem]:
@@ -346,9 +349,8 @@ def _flaw(program: str, path: Path) -> str | None:
     except OSError:
         return None  # it may be run, but not read
     if head.startswith(b"#!"):
-        words = os.fsdecode(head[2:].partition(b"\n")[0]).split()
-        if words and not os.path.exists(words[0]):
-            return f"the interpreter in the first line of {path} does not exist"
+        if (found := interpreter_in(head)) and not os.path.exists(found):
+            return uninterpreted(path, found)
     elif b"\0" not in head:
         first = f"[{SCRIPTS.get(path.suffix, 'python')}, {program}]"
         return (

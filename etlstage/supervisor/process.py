@@ -37,6 +37,7 @@ __all__ = (
     "absent",
     "absent_from_path",
     "command_line",
+    "interpreter_in",
     "missing",
     "on_path",
     "runs",
@@ -45,7 +46,10 @@ __all__ = (
     "spawn",
     "substituted",
     "traced",
+    "uninterpreted",
 )
+
+HEAD: Final = 4096  # bytes of a program that are looked at
 
 _INHERITED: Final = (
     "PATH",
@@ -210,8 +214,10 @@ def _reason(stage: Stage, program: str, error: Exception) -> str:
     if isinstance(error, FileNotFoundError):
         if (text := missing(stage)) is not None:
             return f"{text}; check the command"
-        if os.path.exists(os.path.join(cwd or "", program)):
-            return f"the interpreter in the first line of {program} does not exist"
+        path = os.path.join(cwd or "", program)
+        if os.path.exists(path):
+            with open(path, "rb") as file:
+                return uninterpreted(program, interpreter_in(file.read(HEAD)))
         return f"there is no file {program}; check the command"
     if os.path.isdir(os.path.join(cwd or "", program)):
         return f"{program} is a folder, not a program; check the command"
@@ -224,6 +230,22 @@ def _reason(stage: Stage, program: str, error: Exception) -> str:
             f" or name it in the command, as in {first}"
         )
     return error.strerror or str(error)
+
+
+def interpreter_in(head: bytes) -> str:
+    """Return the interpreter that a program names, given its first bytes."""
+    # As the system reads it: a carriage return is a part of the name.
+    line = os.fsdecode(head.removeprefix(b"#!").partition(b"\n")[0]).strip(" \t")
+    return re.split(r"[ \t]", line, maxsplit=1)[0]
+
+
+def uninterpreted(program: str | Path, interpreter: str) -> str:
+    """Return that the interpreter of a program does not exist."""
+    remedy = "; save the file with Unix line ends" if interpreter[-1:] == "\r" else ""
+    return (
+        f"the interpreter in the first line of {program} does not exist:"
+        f" {interpreter!r}{remedy}"
+    )
 
 
 def _refusal(stage: Stage, term: str, error: TermsRefused) -> str:

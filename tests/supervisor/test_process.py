@@ -99,20 +99,29 @@ async def test_path_is_that_of_the_worker() -> None:
         (
             "{folder}/lost.sh",
             None,
-            "the interpreter in the first line of {folder}/lost.sh does not exist",
+            "of {folder}/lost.sh does not exist: '/no/such'",
         ),
         # A relative path is relative to ``cwd``, and shown as it is.
         (
             "./lost.sh",
             "{folder}",
-            "the interpreter in the first line of ./lost.sh does not exist",
+            "the interpreter in the first line of ./lost.sh does not exist: '/no/such'",
+        ),
+        (
+            "./windows.sh",
+            "{folder}",
+            (
+                "the interpreter in the first line of ./windows.sh does not exist:"
+                r" '/bin/sh\r'; save the file with Unix line ends"
+            ),
         ),
         ("sh", "{folder}/nowhere", "directory {folder}/nowhere does not exist; check"),
         ("sh", "{folder}/bare.py", "directory {folder}/bare.py is not a folder; check"),
     ],
     ids=[
         *("no file", "not executable", "folder", "no interpreter line"),
-        *("no interpreter", "in its folder", "no cwd", "cwd is a file"),
+        *("no interpreter", "in its folder", "Windows line ends"),
+        *("no cwd", "cwd is a file"),
     ],
 )
 async def test_file_that_can_not_be_run(
@@ -120,7 +129,12 @@ async def test_file_that_can_not_be_run(
 ) -> None:
     """The error tells what is wrong, with a remedy that can be copied."""
     (tmp_path / "not me.sh").write_text("#!/bin/sh\n")
-    for name, text in {"bare.py": "print()\n", "lost.sh": "#!/no/such\n"}.items():
+    programs = {
+        "bare.py": "print()\n",
+        "lost.sh": "#!/no/such\n",
+        "windows.sh": "#!/bin/sh\r\n",
+    }
+    for name, text in programs.items():
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
     names = {"folder": str(tmp_path), "python": Path(sys.executable).name}
