@@ -252,7 +252,7 @@ async def test_worker_that_writes_no_eop() -> None:
         story(
             r"did not answer a message within 1 s \(timeout.message\): it wrote 6 bytes"
             r" without the marker eop '\\000' after its reply; if it answers each message"
-            " with one, set eop to eom",
+            r" with one, set eop to '\\012'",
             run,
         ),
         errors(results)[1],

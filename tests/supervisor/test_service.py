@@ -680,7 +680,7 @@ async def test_worker_that_does_not_answer_is_reported_once() -> None:
     assert silent[0].seconds == pytest.approx(30)
     hint = (
         "it wrote 3 bytes without the marker eop '\\000' after its reply; if it answers"
-        " each message with one, set eop to eom"
+        " each message with one, set eop to '\\012'"
     )
     assert silent[0].hint == hint
     told = [log for log in logs if log["event"] == "worker has not answered"]

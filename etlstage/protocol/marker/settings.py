@@ -177,7 +177,8 @@ class MarkerDialect(Definition, Dialect):
             )
         markers, remedy = self.markers, ""
         if markers.eop != markers.eom:
-            remedy = "; if it answers each message with one, set eop to eom"
+            eom = escape(markers.eom)
+            remedy = f"; if it answers each message with one, set eop to '{eom}'"
         return (
             f"it wrote {counted(received, 'byte')} without the marker eop"
             f" '{escape(markers.eop)}' after its reply{remedy}"

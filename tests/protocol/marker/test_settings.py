@@ -95,7 +95,7 @@ def test_silence_names_the_marker_that_lacks() -> None:
     """Or that nothing was written at all."""
     assert ODD.silence(12) == (
         r"it wrote 12 bytes without the marker eop '\000\377' after its reply"
-        "; if it answers each message with one, set eop to eom"
+        "; if it answers each message with one, set eop to '<m>'"
     )
     lines = MarkerDialect(markers=Markers(eop=b"\n")).silence(12)
     assert lines == r"it wrote 12 bytes without the marker eop '\012' after its reply"
