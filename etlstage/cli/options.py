@@ -175,7 +175,9 @@ Sample = Annotated[
 Debug = Annotated[
     bool, typer.Option("--debug", help="Log everything, and show tracebacks.")
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Log errors only.")]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Log only warnings and errors.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 JsonLines = Annotated[
     bool, typer.Option("--json", help="Print one JSON object per line.")

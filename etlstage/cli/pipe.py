@@ -87,7 +87,10 @@ def _pipe(
         ),
     ] = None,
     quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Show no ledger, and log errors only.")
+        bool,
+        typer.Option(
+            "--quiet", "-q", help="Show no ledger, and log only warnings and errors."
+        ),
     ] = False,
     log_level: Annotated[
         Level, typer.Option(help="Lowest level of events that are logged.")
