@@ -92,6 +92,10 @@ class DialectSession(Protocol):
         """Whether a worker is asked to end before its input ends."""
 
     @property
+    def defers_farewell(self) -> bool:
+        """Whether a farewell would only be sent after what the worker works on."""
+
+    @property
     def owed(self) -> int:
         """
         How many exchanges the worker has not answered.

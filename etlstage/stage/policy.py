@@ -151,7 +151,8 @@ class Timeouts(Definition):
     sent a failure. Meanwhile the worker's own time stands still."""
     farewell: Annotated[Duration | None, Place.WORKER | Place.WRITE] = None
     """Time for a worker to end on request, before its stdin is closed, in a dialect
-    that has such a request; by default ``stop``."""
+    that has such a request; by default ``stop``. In dialect ``kcl`` it begins once the
+    action in progress is answered."""
     stop: Duration = 5.0
     """Time for each step of stopping: closed stdin, SIGTERM, SIGKILL; also for the
     processes that an ended worker leaves behind."""

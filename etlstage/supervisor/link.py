@@ -168,6 +168,7 @@ class Link:
         self._retiring = False
         self._identified = False  # the worker has, if its dialect does that
         self._farewell: Farewell | None = None  # to be sent as soon as possible
+        self._parting: anyio.Event | None = None  # set when nothing defers it any more
         self._all_read = self._output_ended = False
         self._chunk = _CHUNK  # bytes to read next
         self._concluding = False  # its process is gone and its output was read
@@ -210,6 +211,8 @@ class Link:
     def exited(self) -> None:
         """Record that the process is gone; its output may still have to be read."""
         self._outgoing.exited()
+        if self._parting is not None:
+            self._parting.set()
         if self._extracts and self._going_on is not None:
             self._going_on.set()  # stop waiting for the consumer
 
@@ -352,6 +355,12 @@ class Link:
         self._session.handle_timer(now)  # the session's own timeout may start here
         self._settle(now)
         return self._farewell is None or self.awaits_identity
+
+    async def parting(self) -> None:
+        """Wait until nothing that the worker works on defers its farewell."""
+        if self._session.defers_farewell:
+            self._parting = anyio.Event()
+            await self._parting.wait()
 
     def give_whole(self) -> None:
         """Write the rest of what was sent in part: the worker gets nothing more."""
@@ -529,6 +538,8 @@ class Link:
                 with suppress(LocalProtocolError):  # too early, or too late
                     self._session.send(self._farewell, now)
                     self._farewell = None
+            if self._parting is not None and not self._session.defers_farewell:
+                self._parting.set()
             self.pump_all(now)
             if self._paired is None or not self._paired.wants_unread:
                 break

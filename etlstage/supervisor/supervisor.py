@@ -202,8 +202,9 @@ class AsyncSupervisor:
         """
         Stop the workers and wait until they are gone.
 
-        Messages that they still hold end with an error. If this call is cancelled, the
-        workers are stopped at once.
+        Messages that they still hold end with an error. In dialect ``kcl`` a worker
+        first finishes its action, within ``timeout.message``. If this call is
+        cancelled, the workers are stopped at once.
 
         Args:
             drain: Seconds that submitted messages have to end before the workers are

@@ -10,10 +10,11 @@ its decisions arrive as calls of :meth:`WorkerProcess.stop` or
 :meth:`WorkerProcess.fail`.
 
 The end of a process has four steps, each with a time limit: a farewell in its dialect,
-the end of its stdin, SIGTERM, SIGKILL. After its exit its output is read to the end,
-because everything that it wrote itself counts. Then its end is reported, so that other
-workers can continue. Processes that it left behind have ``timeout.stop`` to end, and
-are then killed.
+the end of its stdin, SIGTERM, SIGKILL. The time of a farewell begins when it is sent;
+some dialects send it only once the worker has answered what it works on. After its exit
+its output is read to the end, because everything that it wrote itself counts. Then its
+end is reported, so that other workers can continue. Processes that it left behind have
+``timeout.stop`` to end, and are then killed.
 """
 
 from __future__ import annotations
@@ -334,10 +335,14 @@ class WorkerProcess:
         if self.exited:
             return
         if self._patient and self.link.start_farewell(self._pool.farewell_reason):
-            self._log_step("the farewell of its dialect")
-            limit = self._stage.timeout.farewell
-            limit = self._timeout if limit is None else limit
-            await self._wait(limit, self._gone.wait)
+            if not self._closed:
+                # What the worker still has to answer has a deadline of its own.
+                await self._wait(math.inf, self.link.parting)
+            if self._patient and not self.exited:
+                self._log_step("the farewell of its dialect")
+                limit = self._stage.timeout.farewell
+                limit = self._timeout if limit is None else limit
+                await self._wait(limit, self._gone.wait)
         if self._patient and not self.exited:
             # What it has not read can't be found out once the pipe is closed.
             self._note_unread()

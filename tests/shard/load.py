@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import AsyncGenerator, Callable, Container
+from contextlib import aclosing
 from typing import Any
 
 import anyio
@@ -50,7 +51,12 @@ class Processors:
 
     async def __call__(self, worker: ScriptedWorker) -> int:
         """Run as the processor of one shard."""
-        lines = self._lines(worker)
+        async with aclosing(self._lines(worker)) as lines:
+            return await self._live(worker, lines)
+
+    async def _live(
+        self, worker: ScriptedWorker, lines: AsyncGenerator[Any, None]
+    ) -> int:
         shard, since = "", 0
         async for message in lines:
             action = message["action"]

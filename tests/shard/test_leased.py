@@ -279,6 +279,56 @@ async def test_drained_runner_hands_all_over() -> None:
         assert processors.done[shard].count(done[0]) == 1
 
 
+@pytest.mark.parametrize("leased", [False, True])
+def test_drained_runner_lets_actions_end(
+    monkeypatch: pytest.MonkeyPatch, *, leased: bool
+) -> None:
+    """Those longer than timeout.farewell, too; then its workers commit (issue 25)."""
+
+    @virtually
+    async def test() -> None:
+        processors = Processors(pause=3.0, every=9)
+        sink = None if leased else unshared(processors)
+        one = runner(MemoryLeases(), processors, sink=sink)
+
+        async def drain() -> None:
+            await anyio.sleep(2)
+            one.drain()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(drain)
+            (report,) = await run_all(one)
+        assert report.status == "drained", report.error
+        assert processors.errors == [None] * len(processors.done)
+        for shard, done in processors.done.items():
+            assert 0 < len(done) <= STAGE.batch.size
+            actions = [action for of, action in processors.actions if of == shard]
+            assert actions[1:] == ["processRecords", "shutdownRequested", "leaseLost"]
+
+    test(monkeypatch)
+
+
+@virtually
+async def test_processor_whose_lease_is_lost_in_an_action_is_sent_that() -> None:
+    """Not before the end of the action, but without another action (issue 25)."""
+    table, processors = Gone(), Processors(pause=3.0, every=9)
+
+    async def fail() -> None:
+        await anyio.sleep(1)
+        table.gone = True
+        await anyio.sleep(19)
+        table.gone = False
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(fail)
+        (report,) = await run_all(runner(table, processors))
+    assert report.status == "done", report.error
+    check_whole(processors)
+    for shard in processors.done:
+        actions = [action for of, action in processors.actions if of == shard]
+        assert actions[:3] == ["initialize", "processRecords", "leaseLost"]
+
+
 @virtually
 async def test_database_that_is_gone_for_long() -> None:
     """Shards are given up in time, and taken again when the database is back."""

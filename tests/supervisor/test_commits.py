@@ -25,6 +25,7 @@ from etlstage.messages import Position, Run, StageKind
 from etlstage.pipeline import Pipeline, Report
 from etlstage.pipeline.interfaces import Source
 from etlstage.pipeline.worker_sink import CommittingSink
+from etlstage.protocol.kcl.settings import KclDialect
 from etlstage.stage import (
     BatchPolicy,
     ErrorPolicy,
@@ -41,6 +42,7 @@ from etlstage.supervisor import (
 )
 from etlstage.supervisor.pool import StoreCommit
 from etlstage.testing import ScriptedLaunch, ScriptedWorker
+from tests.shard.load import Processors
 from tests.supervisor.toy_commits import SHARE, Committer, CommittingDialect, Death
 
 pytestmark = [pytest.mark.core, pytest.mark.virtual]
@@ -365,6 +367,96 @@ async def test_share_that_is_lost_is_not_committed() -> None:
         await supervisor.aclose(why=FarewellReason.LOST)
 
     assert committer.partings == ["lost"]
+
+
+async def stop_in_action(
+    processors: Processors,
+    **settings: Any,  # noqa: ANN401 - passed on
+) -> tuple[list[str], list[int], float]:
+    """
+    Stop a supervisor a second after its processor was given three of six records.
+
+    Returns the processor's actions, the places that are loaded, and the duration.
+    """
+    limit, why = settings.pop("limit", None), settings.pop("why", FarewellReason.DRAIN)
+    load = Stage(
+        name="t",
+        worker=("processor",),
+        kind=StageKind.LOAD,
+        dialect=KclDialect(),
+        batch=BatchPolicy(size=3),
+        **settings,
+    )
+    launch, found, took = ScriptedLaunch(processors), list[Outcome](), 0.0
+
+    async def runs() -> AsyncIterator[Run]:
+        yield [b'{"n": %d}' % n for n in range(6)]
+
+    async with (
+        AsyncSupervisor(
+            load, launch=launch, commit=Store(), assignment=Assignment("s-1")
+        ) as supervisor,
+        anyio.create_task_group() as tasks,
+    ):
+
+        async def answers() -> None:
+            found.extend([outcome async for outcome in supervisor.answers(runs())])
+
+        tasks.start_soon(answers)
+        await anyio.sleep(1)
+        began = anyio.current_time()
+        with anyio.move_on_after(limit):
+            await supervisor.aclose(why=why)
+        took = anyio.current_time() - began
+    return [action for _, action in processors.actions], ended(found), round(took, 1)
+
+
+@pytest.mark.parametrize(
+    ("why", "actions", "loaded"),
+    [
+        (FarewellReason.DRAIN, ["shutdownRequested", "leaseLost"], [0, 1, 2]),
+        (FarewellReason.LOST, ["leaseLost"], []),
+    ],
+)
+async def test_farewell_follows_an_action_that_takes_longer(
+    why: FarewellReason, actions: list[str], loaded: list[int]
+) -> None:
+    """The processor is given no more records, and ends as it should (issue 25)."""
+    found = await stop_in_action(Processors(pause=3.0, every=9), why=why)
+
+    assert found == (
+        ["initialize", "processRecords", *actions],
+        loaded,
+        8.0,
+    )
+
+
+async def test_time_of_a_farewell_begins_after_the_action() -> None:
+    """Then it is the limit, as it is for an idle processor (issue 25)."""
+
+    class Stuck(Processors):
+        async def _checkpoint(self, *_: object) -> None:
+            await anyio.sleep_forever()
+
+    timeout = Timeouts(farewell=7.0, stop=2.0)
+    found = await stop_in_action(Stuck(pause=3.0, every=9), timeout=timeout)
+
+    # The rest of the action, the farewell, closed stdin; then it dies of SIGTERM.
+    took = 8.0 + 7.0 + 2.0
+    assert found == (["initialize", "processRecords", "shutdownRequested"], [], took)
+
+
+@pytest.mark.parametrize(
+    ("settings", "seconds"),
+    [({"timeout": Timeouts(message=20.0)}, 19.0), ({"limit": 3.0}, 3.0)],
+)
+async def test_action_that_defers_the_farewell_is_cut(
+    settings: dict[str, Any], seconds: float
+) -> None:
+    """Its own deadline still applies, and a forced stop ends it at once (issue 25)."""
+    found = await stop_in_action(Processors(pause=99.0), **settings)
+
+    assert found == (["initialize", "processRecords"], [], seconds)
 
 
 class Numbers(Source):

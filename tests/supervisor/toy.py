@@ -45,6 +45,7 @@ class ToySession:
     in_order: Final = False
     unprompted: Final = True
     sends_farewell: Final = True
+    defers_farewell: Final = False
 
     def __init__(self, side: Side, concurrency: int = 3, kind: str = "") -> None:
         self.side, self.concurrency, self.kind = side, concurrency, kind

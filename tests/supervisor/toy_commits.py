@@ -30,6 +30,7 @@ class CommittingSession:
     in_order: Final = True
     unprompted: Final = True
     sends_farewell: Final = True
+    defers_farewell: Final = False
 
     def __init__(self, share: e.Assignment, batch: int) -> None:
         self.owed = 0

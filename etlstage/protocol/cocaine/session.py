@@ -197,6 +197,7 @@ class CocaineSession:
     in_order: Final = False
     unprompted: Final = True
     sends_farewell: Final = True
+    defers_farewell: Final = False  # waiting for open sessions has its own limit
 
     def __init__(
         self,

@@ -89,6 +89,7 @@ class ProcessorSession:
     in_order: Final = True
     unprompted: Final = False
     sends_farewell: Final = False
+    defers_farewell: Final = False
     room: Final = 0.0
 
     def __init__(self, max_line: int = 2**31) -> None:

@@ -189,6 +189,11 @@ class KclSession:
         """The committed position."""
         return self._open.stored
 
+    @property
+    def defers_farewell(self) -> bool:
+        """Whether the processor has records, or an empty list, to work on first."""
+        return self.state is State.PROCESSING
+
     # --- receiving ------------------------------------------------------------
 
     def receive_data(self, data: bytes, now: float, /) -> None:

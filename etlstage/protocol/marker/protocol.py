@@ -84,6 +84,7 @@ class MarkerProtocol:
     in_order: Final = True
     """The k-th EOP answers the k-th exchange."""
     sends_farewell: Final = False
+    defers_farewell: Final = False
 
     def __init__(
         self,

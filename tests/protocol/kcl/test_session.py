@@ -415,6 +415,19 @@ def test_a_processor_is_asked_to_stop(version: Version) -> None:
     assert session.data_to_send() == [SEND_EOF]
 
 
+@pytest.mark.parametrize("records", [[b"x"], []])
+def test_an_action_defers_the_farewell(records: list[bytes]) -> None:
+    """An empty list does so, too; the time for the farewell begins later (issue 25)."""
+    session = begun()
+    assert not session.defers_farewell
+    session.send(Opened(1, records), 0.0)
+    session.send(Farewell(), 0.0)
+    assert session.defers_farewell
+    session.receive_data(status("processRecords"), 0.0)
+
+    assert not session.defers_farewell
+
+
 @OLD
 def test_old_processors_are_given_zombie(version: Version) -> None:
     """Those of 2014 do not know ``shutdownRequested``."""
