@@ -12,6 +12,7 @@ next start resumes from the position that was stored last.
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections import deque
@@ -156,10 +157,12 @@ class Commits:
                 error = f"not stored within timeout.commit ({limit:g} s)"
         except Exception as failure:
             error = str(failure) or type(failure).__name__
-        except BaseException:
-            # Cancelled: tasks that wait until it is stored must not wait for ever.
-            answer("the run has ended")
-            raise
+        except BaseException as failure:
+            if not _is_foreign(failure):
+                # Cancelled: tasks that wait until it is stored must not wait for ever.
+                answer("the run has ended")
+                raise
+            error = str(failure) or type(failure).__name__
         if error is not None:
             _log.warning(
                 "position not stored",
@@ -172,6 +175,12 @@ class Commits:
             self.assignment = share._replace(position=asked.position)
             self.ended = asked.ended
         answer(error)
+
+
+def _is_foreign(error: BaseException) -> bool:
+    """Return whether something awaited was cancelled, but not the current task."""
+    cancelled = isinstance(error, anyio.get_cancelled_exc_class())
+    return cancelled and anyio.current_effective_deadline() > -math.inf
 
 
 class WorkerPool:

@@ -6,6 +6,7 @@ Its workers run in memory and on a virtual clock.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from itertools import pairwise
 from typing import Any
@@ -41,7 +42,7 @@ from etlstage.supervisor import (
     Outcome,
 )
 from etlstage.supervisor.pool import StoreCommit
-from etlstage.testing import ScriptedLaunch, ScriptedWorker
+from etlstage.testing import ScriptedLaunch, ScriptedWorker, virtual_time
 from tests.shard.load import Processors
 from tests.supervisor.toy_commits import SHARE, Committer, CommittingDialect, Death
 
@@ -354,6 +355,36 @@ async def test_store_with_a_timeout_of_its_own() -> None:
 
     errors = [one["error"] for one in logged if one["event"] == "position not stored"]
     assert errors == ["no connection within 5 s"]
+
+
+# Trio has no cancellation that is raised in another task than the cancelled one.
+@pytest.mark.parametrize("anyio_backend", [virtual_time("asyncio")], ids=["asyncio"])
+@pytest.mark.parametrize("text", ["", "the pool is closed"])
+async def test_store_that_awaits_what_others_cancel(text: str) -> None:
+    """Its error is sent to the worker; it does not end the supervisor (issue 22)."""
+
+    async def store(request: CommitRequest) -> None:
+        future = asyncio.get_running_loop().create_future()
+        future.cancel(text)
+        await future
+
+    with capture_logs() as logged:
+        found = await outcomes(Committer([], every=None), store)
+
+    errors = [one["error"] for one in logged if one["event"] == "position not stored"]
+    assert errors == [text or "CancelledError"]
+    assert {type(outcome.error) for outcome in found} == {NotCommitted}
+
+
+async def test_store_that_is_cancelled_with_the_run() -> None:
+    """That is no error of the store, and ends the run as ever (issue 22)."""
+    committer = Committer([], every=1)
+    with capture_logs() as logged, anyio.move_on_after(5) as scope:
+        await outcomes(committer, Store(seconds=20))
+
+    assert scope.cancelled_caught
+    assert committer.commits == []
+    assert "position not stored" not in [one["event"] for one in logged]
 
 
 async def test_share_that_is_lost_is_not_committed() -> None:
