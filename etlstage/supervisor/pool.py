@@ -299,6 +299,9 @@ class WorkerPool:
 
     def drop(self, submission: Submission) -> None:
         """Forget a submission: its results are not awaited any more."""
+        if not submission.finished and self.farewell_reason is FarewellReason.ENDED:
+            # What workers are not given any more would be missing before the end.
+            self.farewell_reason = FarewellReason.DRAIN
         self.backlog.drop(submission)
         if self._drained is not None and not self.backlog.occupied:
             self._drained.set()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
 from itertools import pairwise
 from typing import Any
 
@@ -41,6 +42,7 @@ from etlstage.supervisor import (
     FarewellReason,
     Outcome,
 )
+from etlstage.supervisor.lifecycle.events import WorkerExited
 from etlstage.supervisor.pool import StoreCommit
 from etlstage.testing import ScriptedLaunch, ScriptedWorker, virtual_time
 from tests.shard.load import Processors
@@ -398,6 +400,30 @@ async def test_share_that_is_lost_is_not_committed() -> None:
         await supervisor.aclose(why=FarewellReason.LOST)
 
     assert committer.partings == ["lost"]
+
+
+async def test_share_whose_rest_is_given_up_does_not_end() -> None:
+    """A position behind its end would cover what no worker was given (issue 25)."""
+    store, committer = Store(), Committer([], every=2)
+    supervisor = AsyncSupervisor(
+        stage(window=2),
+        launch=ScriptedLaunch(committer),
+        commit=store,
+        assignment=SHARE,
+    )
+
+    async def runs() -> AsyncIterator[Run]:
+        yield RECORDS
+        supervisor.finish(why=FarewellReason.ENDED)
+
+    async with supervisor:
+        async with aclosing(supervisor.answers(runs())) as answers:
+            await anext(answers)
+        with supervisor.events() as events:
+            while not isinstance(await events.receive(), WorkerExited):
+                pass
+
+    assert committer.partings == ["drain"]
 
 
 async def stop_in_action(
