@@ -404,11 +404,11 @@ async def test_share_that_is_lost_is_not_committed() -> None:
 
 async def test_share_whose_rest_is_given_up_does_not_end() -> None:
     """A position behind its end would cover what no worker was given (issue 25)."""
-    store, committer = Store(), Committer([], every=2)
+    committer = Committer([], every=2)
     supervisor = AsyncSupervisor(
-        stage(window=2),
+        stage(batch=BatchPolicy(size=2)),
         launch=ScriptedLaunch(committer),
-        commit=store,
+        commit=Store(),
         assignment=SHARE,
     )
 
