@@ -152,7 +152,7 @@ class Timeouts(Definition):
     farewell: Annotated[Duration | None, Place.WORKER | Place.WRITE] = None
     """Time for a worker to end on request, before its stdin is closed, in a dialect
     that has such a request; by default ``stop``. In dialect ``kcl`` it begins once the
-    action in progress is answered."""
+    action in progress is answered, unless the lease is lost."""
     stop: Duration = 5.0
     """Time for each step of stopping: closed stdin, SIGTERM, SIGKILL; also for the
     processes that an ended worker leaves behind."""

@@ -334,9 +334,11 @@ class WorkerProcess:
         await self._quit.wait()
         if self.exited:
             return
-        if self._patient and self.link.start_farewell(self._pool.farewell_reason):
-            if not self._closed:
-                # What the worker still has to answer has a deadline of its own.
+        why = self._pool.farewell_reason
+        if self._patient and self.link.start_farewell(why):
+            # What the worker still has to answer has a deadline of its own. If its share
+            # is lost, nothing that it still does can be stored.
+            if not self._closed and why is not FarewellReason.LOST:
                 await self._wait(math.inf, self.link.parting)
             if self._patient and not self.exited:
                 self._log_step("the farewell of its dialect")
