@@ -29,6 +29,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from etlstage.errors import (
     EtlstageError,
@@ -115,7 +116,7 @@ class StageService:
         # `ask` raises Python's own TimeoutError, so any other one becomes 504, too.
         for error in (EtlstageError, TimeoutError):
             app.add_exception_handler(error, self._explain)
-        app.add_exception_handler(ClientDisconnect, _answer_nothing)  # type: ignore[arg-type]
+        app.add_exception_handler(ClientDisconnect, _answer_nothing)
 
     @property
     def supervisor(self) -> AsyncSupervisor:
@@ -201,5 +202,12 @@ class StageService:
         return JSONResponse({"detail": detail}, status_code=status, headers=headers)
 
 
-async def _answer_nothing(_request: Request, _error: Exception) -> None:
-    """End a request whose client is gone, without a response."""
+class _NoResponse(Response):
+    """Sends nothing: the client is gone."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Return."""
+
+
+async def _answer_nothing(_request: Request, _error: Exception) -> Response:
+    return _NoResponse()
