@@ -548,7 +548,9 @@ class LeaseKeeper:
         elif row.owner == self.owner:
             # It was not made, or a claim came first: _go_on() makes it again.
             held.lease = row
-            if held.phase is Phase.TAKING:
+            if held.phase is Phase.TAKING and row.ended:
+                self._drop(held)  # a read that was begun before its end had it free
+            elif held.phase is Phase.TAKING:
                 self._change(held, row._replace(claimant=None), _Aim.RENEW)
         elif change.aim is _Aim.RELEASE:
             self._drop(held)

@@ -599,6 +599,21 @@ def test_answers_that_come_too_late_start_nothing() -> None:
     assert list(runner.workers) == ["s0"]
 
 
+def test_shard_that_has_ended_since_the_read_is_not_taken() -> None:
+    """No worker could end it again (issue 25)."""
+    world, owner = alone()
+    while Read() not in owner.requests:
+        world.pass_time(0.5)
+    world.do(owner, owner.requests.index(Read()))
+    late = owner.answers.pop()
+    world.ask(owner, "s0", 5, ended=True)
+    world.work(owner)
+    world.tell(owner, late)
+    assert owner.keeper.phases == {"s0": Phase.TAKING}
+    world.go_on(FAILOVER)
+    assert (owner.keeper.phases, [*owner.workers]) == ({}, [])
+
+
 def test_two_that_take_at_once() -> None:
     """One of them is refused, and gets nothing."""
     world = World(shards(1))
