@@ -308,54 +308,11 @@ def test_drained_runner_lets_actions_end(
     test(monkeypatch)
 
 
-@virtually
-async def test_processor_whose_lease_is_lost_in_an_action_is_sent_that() -> None:
-    """At the end of the action, if that is soon enough (issue 25)."""
-    table, processors = Gone(), Processors(pause=1.0, every=9)
-
-    async def fail() -> None:
-        await anyio.sleep(1)
-        table.gone = True
-        await anyio.sleep(19)
-        table.gone = False
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(fail)
-        (report,) = await run_all(runner(table, processors))
-    assert report.status == "done", report.error
-    check_whole(processors)
-    for shard in processors.done:
-        actions = [action for of, action in processors.actions if of == shard]
-        lost = actions.index("leaseLost")
-        assert actions[:lost] == ["initialize", *["processRecords"] * (lost - 1)]
-
-
-@virtually
-async def test_database_that_is_gone_for_long() -> None:
-    """Shards are given up in time, and taken again when the database is back."""
-    table, processors = Gone(), Processors()
-
-    async def fail() -> None:
-        await anyio.sleep(1)
-        table.gone = True
-        await anyio.sleep(9)
-        table.gone = False
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(fail)
-        (report,) = await run_all(runner(table, processors))
-    assert report.status == "done", report.error
-    check_whole(processors)
-    assert "ShutdownException" in processors.errors
-    account = report.ledger[-1]
-    assert account.done + account.unprocessed == account.received
-    assert account.done == COUNT
-
-
 async def run_without(
     table: Gone,
     gone: float,
     back: float,
+    processors: Processors | None = None,
     **settings: Any,  # noqa: ANN401
 ) -> tuple[Report, float]:
     """Run without the table for a time; return the report and the duration."""
@@ -370,9 +327,35 @@ async def run_without(
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(fail)
         await anyio.sleep(0.01)
-        (report,) = await run_all(runner(table, Processors(), **settings))
+        (report,) = await run_all(runner(table, processors or Processors(), **settings))
         tasks.cancel_scope.cancel()
     return report, anyio.current_time() - begun
+
+
+@virtually
+async def test_processor_whose_lease_is_lost_in_an_action_is_sent_that() -> None:
+    """At the end of the action, if that is soon enough (issue 25)."""
+    processors = Processors(pause=1.0, every=9)
+    report, _ = await run_without(Gone(), 1.0, 20.0, processors)
+    assert report.status == "done", report.error
+    check_whole(processors)
+    for shard in processors.done:
+        actions = [action for of, action in processors.actions if of == shard]
+        lost = actions.index("leaseLost")
+        assert actions[:lost] == ["initialize", *["processRecords"] * (lost - 1)]
+
+
+@virtually
+async def test_database_that_is_gone_for_long() -> None:
+    """Shards are given up in time, and taken again when the database is back."""
+    processors = Processors()
+    report, _ = await run_without(Gone(), 1.0, 10.0, processors)
+    assert report.status == "done", report.error
+    check_whole(processors)
+    assert "ShutdownException" in processors.errors
+    account = report.ledger[-1]
+    assert account.done + account.unprocessed == account.received
+    assert account.done == COUNT
 
 
 @virtually
