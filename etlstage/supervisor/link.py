@@ -29,7 +29,6 @@ import anyio
 import anyio.lowlevel
 
 from etlstage.errors import (
-    Attempt,
     EtlstageError,
     FailureCause,
     InvalidMessage,
@@ -135,7 +134,11 @@ class Link:
         self._in_order = session.in_order
         self._unprompted = session.unprompted and self._paired is None
         self.dispatch: Dispatcher = Dispatcher(
-            stage, backlog, number, in_order=session.in_order, attempt=self._attempt
+            stage,
+            backlog,
+            number,
+            in_order=session.in_order,
+            attempt=worker.errors.attempt,
         )
         self.deadlines: ResponseDeadlines = ResponseDeadlines(
             stage.timeout,
@@ -625,10 +628,6 @@ class Link:
             if (checker := self._backlog.checker) is not None:
                 self._metrics.mismatched(checker.found)
         self._note_wear()
-
-    def _attempt(self, fate: str) -> Attempt:
-        """Return the worker's attempt at a message that it answered wrongly."""
-        return Attempt(self._worker.name, self._worker.pid, fate)
 
     def _note_wear(self) -> None:
         """Report the worker as worn once it has had as many messages as it may."""

@@ -103,10 +103,11 @@ async def test_error_has_who_broke_the_contract() -> None:
     assert first.worker == "t-1"
     assert "exited with status 3" in first.error
     fate = "the reply breaks expect.outputs: 0 outputs, not 1"
-    assert last == Attempt("t-1", last.pid, fate)
+    assert last == Attempt("t-1", last.pid, fate, last.story)
+    assert last.story[-1].startswith(f"started (pid {last.pid}, start 2)")
     assert last.pid > first.pid
     assert isinstance(other.error, ContractBroken)
-    assert other.error.attempts[-1] == last
+    assert other.error.attempts[-1][:3] == last[:3]
 
 
 async def test_mismatches_that_are_only_counted() -> None:

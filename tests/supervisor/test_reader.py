@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, cast
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 
@@ -23,6 +23,7 @@ class Scene:
     """A wire, its worker and its consumer, with a record of what was done."""
 
     failed = exited = stalled = False
+    errors = Mock()
 
     def __init__(self, *parts: bytes) -> None:
         self.parts = [*parts]
