@@ -156,23 +156,23 @@ def fitted(frame: DataFrame, contract: Contract) -> DataFrame:
     made = sf.from_json(sf.when(~endless, value), with_corrupt, _OPTIONS)
     parsed = frame.withColumn("row", made)
     row = sf.col("row")
-    fields = [_narrow(row.getField(f.name), f.dataType) for f in schema.fields]
+    fields = {f.name: _narrow(row.getField(f.name), f.dataType) for f in schema.fields}
     flaws = [
         row.isNull(),
         row.getField(_CORRUPT).isNotNull(),
         _has_tail(value),
-        _has_none(value, dict(zip(schema.names, fields, strict=True))),
+        _has_none(value, fields),
         _flaw(row, schema),
         rounded,
         # Spark turns half a pair into a question mark, which other keys may contain.
         value.rlike(_HALF) & _any_key(row, schema, lambda key: key.contains("?")),
-        *_other_columns(value, dict(zip(schema.names, fields, strict=True)), contract),
+        *_other_columns(value, fields, contract),
     ]
     unfit = sf.coalesce(reduce(or_, flaws), sf.lit(True))
     judged = parsed.withColumn("unfit", unfit)
     if not _differs(schema):
         return judged
-    named = map(Column.alias, fields, schema.names)
+    named = [field.alias(name) for name, field in fields.items()]
     return judged.withColumn("row", sf.struct(*named))
 
 
