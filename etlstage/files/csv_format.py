@@ -51,8 +51,9 @@ class CsvFormat(LineFormat):
         quoted = (
             '(?:[^"]|"")*+' if self._escape == '"' else rf'(?:[^"{escape}]|{escape}.)*+'
         )
+        # Python before 3.11.5 mismatches a lookahead within a possessive group.
         self._cell = re.compile(
-            rf'(?:"({quoted})"|((?:(?!"|{sep}).(?:(?!{sep}).)*+)?))({sep}|$)', re.DOTALL
+            rf'(?:"({quoted})"|((?:(?!"|{sep}).+?)?))({sep}|$)', re.DOTALL
         )
         plain = rf'(?:"[^"\n{escape}]*+"|(?:[^"\n{sep}][^"\n{sep}]*+)?)[{sep}\n]'
         self._plain = re.compile(f"(?:{plain})*+".encode())
