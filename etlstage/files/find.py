@@ -28,6 +28,7 @@ __all__ = (
     "digest_of",
     "find",
     "folder_name",
+    "is_changed",
     "partition_columns",
 )
 
@@ -47,6 +48,8 @@ class InputFile(NamedTuple):
 
     path: Path
     size: int
+    modified: int
+    """Nanoseconds since the epoch."""
     partition: tuple[tuple[str, str | None], ...] = ()
     """Columns that are only in the names of folders, with the value of each."""
 
@@ -90,7 +93,7 @@ def _below(place: Path) -> Iterator[InputFile]:
     if place.is_dir():
         yield from _within(place, ())
     elif not _is_hidden(place.name):
-        yield InputFile(place, place.stat().st_size)
+        yield InputFile(place, *_stamp(place.stat()))
 
 
 def _within(
@@ -102,11 +105,20 @@ def _within(
         if _is_hidden(entry.name):
             continue
         if entry.is_file():
-            yield InputFile(Path(entry.path), entry.stat().st_size, partition)
+            yield InputFile(Path(entry.path), *_stamp(entry.stat()), partition)
         elif entry.is_dir() and "=" in entry.name:
             name, _, value = entry.name.partition("=")
             read = None if value == NOWHERE else unquote(value)
             yield from _within(Path(entry.path), (*partition, (unquote(name), read)))
+
+
+def _stamp(found: os.stat_result) -> tuple[int, int]:
+    return found.st_size, found.st_mtime_ns
+
+
+def is_changed(file: InputFile) -> bool:
+    """Return whether a file is not as it was found; raises OSError if it is gone."""
+    return _stamp(file.path.stat()) != (file.size, file.modified)
 
 
 def _is_hidden(name: str) -> bool:
@@ -125,7 +137,7 @@ def _percent(found: re.Match[str]) -> str:
 
 def digest_of(files: Sequence[InputFile]) -> str:
     """Return a digest of the files' paths, sizes and modification times."""
-    lines = (f"{f.path}\0{f.size}\0{f.path.stat().st_mtime_ns}" for f in files)
+    lines = (f"{f.path}\0{f.size}\0{f.modified}" for f in files)
     return sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 

@@ -26,6 +26,7 @@ from etlstage.files.find import (
     PartitionsInvalid,
     digest_of,
     find,
+    is_changed,
     partition_columns,
 )
 from etlstage.files.format import Format
@@ -198,10 +199,20 @@ class FileSource(Source):
         by = partition_columns(files, self._columns)
         reads = FORMATS[self._format](files, self._schema, self._options)
         for number, file in enumerate(files[first:], first):
+            self._check_unchanged(file)
             runs = self._runs_of(reads, file, start, skipped, by)
             for run, row, *behind in runs:
                 yield run, (number, row), Position([number, *behind, of])
+            self._check_unchanged(file)
             start = skipped = 0
+
+    def _check_unchanged(self, file: InputFile) -> None:
+        # Lines that were cut off would be missing without any other sign.
+        if is_changed(file):
+            raise self._failed(
+                f"{file.path} was changed during the run: give a file its place once it is"
+                " complete (write it elsewhere, then rename it), and start again"
+            )
 
     def _runs_of(
         self,

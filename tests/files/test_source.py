@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import tracemalloc
+from contextlib import aclosing
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -140,6 +142,29 @@ async def test_source_that_was_identified_reads_no_other(tmp_path: Path) -> None
     with pytest.raises(SourceFailed, match="not those that were read"):
         await numbered_of(source)
     assert FileSource(str(tmp_path), "text").identity() != source._of
+
+
+@pytest.mark.parametrize("text", ["", "c\n", "c\nd\ne\n", "x\ny\n"])
+@pytest.mark.parametrize("when", ["before it is read", "while it is read"])
+async def test_input_that_changes_during_the_run(
+    tmp_path: Path, when: str, text: str
+) -> None:
+    """Lines that were cut off would be missing without a sign (issue 23)."""
+    (tmp_path / "a.txt").write_text("a\nb\n")
+    (tmp_path / "b.txt").write_text("c\nd\n")
+    changed = tmp_path / ("b.txt" if when == "before it is read" else "a.txt")
+    os.utime(changed, ns=(1, 1))
+    source = FileSource(str(tmp_path), "text", run_messages=1)
+    async with aclosing(source.runs()) as runs:
+        await anext(runs)
+        changed.write_text(text)
+        with pytest.raises(SourceFailed) as caught:
+            async for _ in runs:
+                pass
+    assert str(caught.value) == (
+        f"extract: {changed} was changed during the run: give a file its place once it"
+        " is complete (write it elsewhere, then rename it), and start again"
+    )
 
 
 async def test_input_that_has_changed_is_not_read_on(tmp_path: Path) -> None:
