@@ -15,12 +15,13 @@ driver dies after our commit and before Spark has recorded it, so its number is 
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import secrets
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -38,6 +39,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from etlstage.errors import EtlstageError, RepliesDoubtful, SinkFailed, StageFailed
+from etlstage.pipeline.delivery.folder import make_ours, opened
 from etlstage.pipeline.delivery.place import EpochFiles
 from etlstage.pipeline.delivery.position import PositionFile
 from etlstage.pipeline.ledger import Account
@@ -164,7 +166,8 @@ class Writer(DataSourceArrowWriter, DataSourceStreamArrowWriter):
         """Undo what attempts have done, also failed ones; a batch will come again."""
         written = _ended_well(messages)
         if staged := self._staged(written):
-            staged.undo(done=staged.done)
+            with staged.alone() if batchId is not None else nullcontext():
+                staged.undo(done=staged.done)
         epoch = self._epoch_of(written)
         about = {"epoch": epoch and str(epoch), "batch": batchId}
         _tell(self._writing, self._writing.abort, _described_all(messages, about))
@@ -195,7 +198,7 @@ class Staged:
         # Apart from the attempts: an interrupted commit may have left files there.
         self._files = EpochFiles(path, epoch.load, start=1)
         self._undone = EpochFiles(path, epoch.load, start=2).aside(epoch.number)
-        self._number = epoch.number
+        self._load, self._number = epoch
         self._record = PositionFile(path / _RECORDS, epoch.load)
 
     def begin(self) -> None:
@@ -227,12 +230,15 @@ class Staged:
         Args:
             attempts: For each partition, the attempt that counts.
 
+        Raises:
+            OSError: If the files of an attempt are gone, or can't be moved.
+
         """
         aside = self._files.aside(self._number)
         shutil.rmtree(aside, ignore_errors=True)
         for partition, attempt in attempts:
             folder = self._attempts / attempt
-            for at, _, names in os.walk(folder):
+            for at, _, names in os.walk(folder, onerror=_raise):
                 for name in names:
                     new = aside / Path(at).relative_to(folder)
                     new.mkdir(parents=True, exist_ok=True)
@@ -246,12 +252,23 @@ class Staged:
 
     def commit_once(self, attempts: Sequence[tuple[int, str]]) -> None:
         """Seal, record and move; of a recorded epoch, only move the remaining files."""
-        if self._number > self.done:
-            self.seal(attempts)
-            self._record.store({"batch": self._number - 1})
-        else:
-            shutil.rmtree(self._attempts, ignore_errors=True)
-        self.move()
+        with self.alone():
+            if self._number > self.done:
+                self.seal(attempts)
+                self._record.store({"batch": self._number - 1})
+            else:
+                shutil.rmtree(self._attempts, ignore_errors=True)
+            self.move()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Wait for another commit of the query: one may outlive its driver."""
+        folder = self._record.path.parent
+        make_ours(folder)
+        lock = folder / f"{self._load}.lock"
+        with opened(lock, os.O_RDWR | os.O_CREAT) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
 
     @property
     def done(self) -> int:
@@ -272,6 +289,10 @@ class Staged:
 
 def _alone() -> None:
     """Do nothing: no other run can take over a commit of Spark's."""
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 # --- programs -------------------------------------------------------------------------

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 import pytest
 from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
@@ -427,6 +429,60 @@ def test_commit_that_was_torn_is_done_again(
     assert not list(tmp_path.glob(".epoch=*"))
 
 
+def test_commit_that_outlives_its_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    The next run commits the batch, and another, before it: it counts no more.
+
+    Otherwise the record would be of the earlier batch again (issue 23).
+    """
+    late, flock = batch(tmp_path), fcntl.flock
+    stage(late, "0-late", "late")
+
+    def waits(file: IO[bytes], operation: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", flock)
+        for number, name in ((7, "again"), (8, "next")):
+            stage(batch(tmp_path, number), f"0-{name}", name)
+            batch(tmp_path, number).commit_once([(0, f"0-{name}")])
+        flock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", waits)
+    late.commit_once([(0, "0-late")])
+    assert late.done == 8
+    assert parts(tmp_path) == ["part-query-7-00000-again", "part-query-8-00000-next"]
+
+
+def test_commits_of_a_query_take_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as one seals, records and moves, another waits (issue 23)."""
+    held = []
+
+    def tries(*_: object, **__: object) -> None:
+        (lock,) = (tmp_path / "_etlstage" / "streams").glob("*.lock")
+        with lock.open() as file, pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        held.append(lock.name)
+
+    monkeypatch.setattr(EpochFiles, "seal", tries)
+    monkeypatch.setattr(PositionFile, "store", tries)
+    monkeypatch.setattr(EpochFiles, "move", tries)
+    stage(batch(tmp_path), "0-1", "rows")
+    batch(tmp_path).commit_once([(0, "0-1")])
+    assert held == ["query.lock"] * 3
+
+
+def test_attempt_whose_files_are_gone_is_not_committed(tmp_path: Path) -> None:
+    """Such as after an abort: the batch comes again (issue 23)."""
+    staged = batch(tmp_path)
+    stage(staged, "0-1", "rows")
+    staged.undo(done=0)
+    with pytest.raises(FileNotFoundError, match="0-1"):
+        staged.commit_once([(0, "0-1")])
+    assert staged.done == 0
+
+
 def test_attempts_that_do_not_count_are_removed(tmp_path: Path) -> None:
     """They come from lost executors and from speculation."""
     staged = batch(tmp_path)
@@ -459,7 +515,7 @@ def test_what_is_committed_is_durable(tmp_path: Path, synced: list[Path]) -> Non
     staged = batch(out)
     stage(staged, "0-1", "day/rows")
     staged.commit_once([(0, "0-1")])
-    (record,) = (out / "_etlstage" / "streams").iterdir()
+    (record,) = (out / "_etlstage" / "streams").glob("*.json")
     (recorded,) = (
         n for n, path in enumerate(synced) if path == record.with_suffix(".new")
     )
