@@ -252,8 +252,16 @@ class Link:
         while self.pump(now, many=True):
             # The next turn wakes the reader for a round that has just begun.
             if giving.filled or (giving.idle and not self._extracts):
-                return  # everything available is written
-        self._flush()
+                break  # everything available is written
+        else:
+            self._flush()
+        self.measure()
+
+    def measure(self) -> None:
+        """Set the gauges of the messages that the worker has, and of those that wait."""
+        if self._metrics is not None:
+            self._metrics.in_flight(self._worker.name, self.dispatch.held)
+            self._metrics.waiting(self._backlog.messages)
 
     def retire(self) -> None:
         """Give no more messages; stop the worker when it has answered those it has."""
@@ -553,9 +561,6 @@ class Link:
             if timer != self._session_timer:
                 self._session_timer = timer
                 self._session_due.set(timer)
-        if self._metrics is not None:
-            self._metrics.in_flight(self._worker.name, self.dispatch.held)
-            self._metrics.waiting(self._backlog.messages)
         if self._retiring:
             self._stop_if_retired()
         elif self._commits and not self._session.owed:

@@ -368,6 +368,9 @@ class WorkerPool:
             links.sort(key=lambda link: link.owed)
             pumped = [link.pump(now) for link in links]
             moved = any(pumped)
+        if len(links) > 1 and self.metrics is not None:
+            for link in links:
+                link.measure()
         self._tell_demand()
 
     def commit(

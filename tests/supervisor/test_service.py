@@ -653,6 +653,35 @@ async def test_worker_counts_what_it_likes() -> None:
     assert 'worker_counts_total{metric="rows",stage="t",worker="t-1"} 42.0' in text
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_gauges_of_workers_that_hang(workers: int) -> None:
+    """They have what they were given from then on, not from a reply (issue 26)."""
+
+    async def hangs(worker: ScriptedWorker) -> int:
+        async for message in worker.messages():
+            if message != b"fine":
+                given.set()
+                await anyio.sleep_forever()
+            await worker.reply()
+        return 0
+
+    given, meter = anyio.Event(), PrometheusMeter()
+    stage = Stage(name="t", worker=("none",), workers=workers, window=1)
+    launch = ScriptedLaunch(hangs)
+    async with AsyncSupervisor(stage, launch=launch, meter=meter) as supervisor:
+        await supervisor.submit([b"fine"] * workers)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(supervisor.submit, [b"a", b"b", b"c"])
+            await given.wait()
+            text = meter.render()
+            tasks.cancel_scope.cancel()
+    assert [
+        f'messages_in_flight{{stage="t",worker="t-{n + 1}"}} 1.0' in text
+        for n in range(workers)
+    ] == [True] * workers
+    assert f'messages_waiting{{stage="t"}} {3.0 - workers}' in text
+
+
 # --- workers that do not answer ------------------------------------------------------
 
 
