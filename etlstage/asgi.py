@@ -59,7 +59,8 @@ class StageService:
     Args:
         stage: What to run.
         timeout: Seconds that one :meth:`ask` may wait; None: only the stage's limits.
-        drain: Seconds that requests in progress may take once the server stops.
+        drain: Seconds that requests in progress may take once the application ends; a
+            server may wait for open requests before, with a limit of its own.
         max_pending: Messages that may wait for their results; more are answered 503.
         meter: Where to count what happens; ``/metrics`` shows it.
         launch: Starts the workers; by default as their dialect requires.

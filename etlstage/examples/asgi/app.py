@@ -1,10 +1,11 @@
 """
 An HTTP service that has its requests answered by workers.
 
-Run it with ``uvicorn app:app``. ``POST /`` passes the body to a worker; ``/health`` is
-for a liveness probe, ``/ready`` for a readiness probe, and ``/metrics`` for Prometheus.
-The workers run as long as the server: requests that came before it stops are answered.
-A FastAPI application does the same, with the same service.
+Run it with ``uvicorn app:app --timeout-graceful-shutdown 20``. ``POST /`` passes the
+body to a worker; ``/health`` is for a liveness probe, ``/ready`` for a readiness probe,
+and ``/metrics`` for Prometheus. The workers run as long as the server: requests that
+came before it stops are answered, within those seconds. A FastAPI application does the
+same, with the same service.
 """
 
 from __future__ import annotations
