@@ -423,7 +423,7 @@ class DeadLetters:
         why = os_reason(error)
         return StageError(
             f"stage {stage}: can't write dead letters to {self.folder}: {why}; make room,"
-            f" or set another state{behind}",
+            f" or move the directory and set state to its new place{behind}",
             stage=stage,
         )
 

@@ -161,7 +161,8 @@ class CommitRecord:
             raise StateUnusable(
                 f"can't store the record of epoch {self.epoch} in {path}:"
                 f" {os_reason(error)}: the next run resumes from the record that is"
-                " stored then; make room, or set another state"
+                " stored then; make room, or move the directory and set state to its"
+                " new place"
             ) from error
         # Only now: until this record is durable, an older one is the only one.
         for old in folder.glob("record.*"):

@@ -263,8 +263,8 @@ async def test_disk_that_is_full_is_reported(
             await put(letters)
     assert str(caught.value) == (
         f"stage clean: can't write dead letters to {path.parent}: no space left on"
-        " device; make room, or set another state; the message's own error:"
-        " stage clean: died"
+        " device; make room, or move the directory and set state to its new place; the"
+        " message's own error: stage clean: died"
     )
     assert caught.value.stage == "clean"
     assert path.read_bytes() == before

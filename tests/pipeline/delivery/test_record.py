@@ -167,5 +167,5 @@ def test_record_that_can_not_be_stored(tmp_path: Path) -> None:
     assert str(caught.value) == (
         f"can't store the record of epoch 17 in {tmp_path}/state/record.3.json: not a"
         " directory: the next run resumes from the record that is stored then; make"
-        " room, or set another state"
+        " room, or move the directory and set state to its new place"
     )
