@@ -131,15 +131,16 @@ def wait_for_jobs(session: Session) -> Callable[[bool], None]:
 
 @pytest.fixture
 def program(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run Python source in a process of its own, in an empty directory."""
+    """Run source with this Python, first on the PATH, in an empty directory."""
     place = tmp_path / "cwd"
     place.mkdir()
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 
     def run(source: str, **environ: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-c", textwrap.dedent(source)],
             cwd=place,
-            env=environment(**environ),
+            env=environment(**{"PATH": path, **environ}),
             capture_output=True,
             text=True,
             timeout=150,
