@@ -9,9 +9,11 @@ data. Files come in the order of their names.
 
 from __future__ import annotations
 
+import errno
 import glob
 import os
 import re
+import stat
 from collections.abc import Iterator, Sequence
 from datetime import date
 from hashlib import sha256
@@ -64,7 +66,7 @@ def find(path: str) -> list[InputFile]:
     Raises:
         PartitionsInvalid: If the files are not all partitioned by the same columns, or
             a column repeats, in any case.
-        OSError: If a folder can't be read.
+        OSError: If a folder can't be read, or a place is a pipe or a device.
 
     """
     places = [path] if os.path.exists(path) else sorted(glob.glob(path))
@@ -93,7 +95,15 @@ def _below(place: Path) -> Iterator[InputFile]:
     if place.is_dir():
         yield from _within(place, ())
     elif not _is_hidden(place.name):
-        yield InputFile(place, *_stamp(place.stat()))
+        found = place.stat()
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(
+                errno.ESPIPE,
+                "it is not a regular file, which can be read from any place: copy it to"
+                " one, or have 'etlstage pipe' read stdin",
+                str(place),
+            )
+        yield InputFile(place, *_stamp(found))
 
 
 def _within(

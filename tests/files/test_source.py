@@ -144,6 +144,15 @@ async def test_source_that_was_identified_reads_no_other(tmp_path: Path) -> None
     assert FileSource(str(tmp_path), "text").identity() != source._of
 
 
+async def test_pipe_is_refused(tmp_path: Path) -> None:
+    """It can be read once only (issue 23)."""
+    os.mkfifo(tmp_path / "in")
+    assert await error_of(tmp_path / "in", "text") == (
+        "extract: can't read in: it is not a regular file, which can be read from any"
+        " place: copy it to one, or have 'etlstage pipe' read stdin"
+    )
+
+
 @pytest.mark.parametrize("text", ["", "c\n", "c\nd\ne\n", "x\ny\n"])
 @pytest.mark.parametrize("when", ["before it is read", "while it is read"])
 async def test_input_that_changes_during_the_run(
