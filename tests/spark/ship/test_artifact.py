@@ -155,7 +155,8 @@ def bare_python(place: Path) -> str:
     """Return an interpreter that has all packages except those that are shipped."""
     packages = place / "packages"
     packages.mkdir()
-    for path in map(Path, site.getsitepackages()):
+    # Debian lists folders that a virtual environment lacks.
+    for path in filter(Path.is_dir, map(Path, site.getsitepackages())):
         for entry in path.iterdir():
             if not entry.name.startswith((*PACKAGES, "__editable__", "_virtualenv")):
                 (packages / entry.name).symlink_to(entry)
