@@ -57,6 +57,16 @@ def test_what_a_torn_recording_does_not_have_is_not_compared() -> None:
     assert other_end(was, now) == ""
 
 
+@pytest.mark.parametrize("last", [b"B", b""])
+def test_what_a_stopped_worker_did_not_come_to_is_not_compared(last: bytes) -> None:
+    """What the supervisor did not wait for is unknown (issue 26)."""
+    was = said((b"a\nb\nc\n", b"A\n\0" + last), stopped=True, exit=-15)
+    now = said((b"a\nb\nc\n", b"A\n\0B\n\0C\n\0"))
+    assert not list(differences(was, now))
+    other = said((b"a\nb\nc\n", b"X\n\0B\n\0C\n\0"))
+    assert list(differences(was, other)) == [Difference(1, b"a\n", b"A\n\0", b"X\n\0")]
+
+
 @pytest.mark.parametrize(
     ("was", "now", "text"),
     [
@@ -69,6 +79,11 @@ def test_what_a_torn_recording_does_not_have_is_not_compared() -> None:
         ({"exit": None}, {"exit": 3}, ""),
         ({"exit": -15, "stopped": True}, {"exit": 0}, ""),
         ({}, {"exit": -9, "cut": "the worker did not answer"}, "the worker did not"),
+        (
+            {"exit": -15, "stopped": True},
+            {"exit": -15, "stopped": True, "cut": "the worker did not answer"},
+            "",
+        ),
     ],
 )
 def test_ends_are_compared_if_they_are_known(

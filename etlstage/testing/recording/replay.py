@@ -222,10 +222,10 @@ def differences(recorded: Recording, played: Recording) -> Iterator[Difference]:
     """Yield the replies that differ from the recorded ones, in order."""
     requests = _exchanged(recorded, Side.SUPERVISOR)
     was, now = _exchanged(recorded, Side.WORKER), _exchanged(played, Side.WORKER)
-    if recorded.cut:
-        # The rest of the conversation is unknown.
+    if recorded.cut or (recorded.stopped and _is_partial(recorded)):
         was = was[:-1]
-        now = now[: len(was)]
+    if recorded.cut or recorded.stopped:
+        now = now[: len(was)]  # the rest of the conversation is unknown
     pairs = zip_longest(was, now, fillvalue=b"")
     for number, (one, other) in enumerate(pairs, 1):
         if one != other:
@@ -235,6 +235,8 @@ def differences(recorded: Recording, played: Recording) -> Iterator[Difference]:
 
 def other_end(recorded: Recording, played: Recording) -> str:
     """Return how the worker ended, if that differs from the recording; else ``""``."""
+    if recorded.stopped and played.stopped:
+        return ""  # both had to be
     if played.cut:
         return played.cut
     if recorded.cut or recorded.stopped or None in (recorded.exit, played.exit):
@@ -245,6 +247,13 @@ def other_end(recorded: Recording, played: Recording) -> str:
     assert played.exit is not None
     was, now = describe_status(recorded.exit), describe_status(played.exit)
     return f"the worker {now}; the recorded one {was}"
+
+
+def _is_partial(recording: Recording) -> bool:
+    *_, rest = kit_of(recording.dialect).cut(
+        Side.WORKER, recording.written(Channel.STDOUT)
+    )
+    return bool(rest)
 
 
 def _exchanged(recording: Recording, side: Side) -> list[bytes]:
