@@ -52,13 +52,18 @@ def test_replies_are_paired_with_messages() -> None:
 
 @pytest.mark.parametrize("mode", [Mode.BATCH_SUPERVISOR, Mode.BATCH_WORKER])
 def test_batches_have_one_reply(mode: Mode) -> None:
-    """Either side may close them; outputs per message are unknown."""
+    """Either side may close them; a stage with batches has no expect (issue 26)."""
     data = [b"a\nb\n\x17", b"A\nB\n\0"]
     if mode is Mode.BATCH_WORKER:
         data = [b"a\n", b"\x05", b"b\n", b"A\nB\n\0"]
     recording = recorded(*data, dialect=MarkerDialect(mode=mode))
     assert read(recording) == [([b"a", b"b"], (b"A", b"B"))]
-    assert inferred([recording]).contract.outputs is None
+    with pytest.raises(ConfigError) as caught:
+        inferred([recording])
+    assert str(caught.value) == (
+        "stage t: its workers answer a batch as a whole, and expect is for replies to"
+        " single messages"
+    )
 
 
 async def test_sessions_are_exchanges() -> None:

@@ -140,14 +140,18 @@ def inferred(recordings: Iterable[Recording]) -> Inferred:
     Return the contract that all replies in recordings of one stage have kept.
 
     Raises:
-        ConfigError: If workers of the dialect do not reply, or there are no replies
-            but refusals.
+        ConfigError: If workers of the dialect do not reply, or answer a batch as a
+            whole, or there are no replies but refusals.
 
     """
     answered: list[Exchanged] = []
-    refused, batches = 0, False
+    refused = 0
     for recording in recordings:
-        batches = batches or recording.dialect.shape.batches
+        if recording.dialect.shape.batches:
+            raise ConfigError(
+                f"stage {recording.stage}: its workers answer a batch as a whole, and"
+                " expect is for replies to single messages"
+            )
         for one in exchanged(recording):
             if one.reply.refused is None:
                 answered.append(one)
@@ -158,8 +162,7 @@ def inferred(recordings: Iterable[Recording]) -> Inferred:
     counts = {len(one.reply.outputs) for one in answered}
     slowest = max(one.seconds for one in answered)
     contract = ReplyContract(
-        # In a batch it is unknown which output belongs to which message.
-        outputs=counts.pop() if len(counts) == 1 and not batches else None,
+        outputs=counts.pop() if len(counts) == 1 else None,
         json=_all_json(answered),
         max_seconds=_rounded(max(_LEAST, _MARGIN * slowest)),
         stateless=_repeats(answered),
