@@ -61,7 +61,7 @@ def test_batches_have_one_reply(mode: Mode) -> None:
     with pytest.raises(ConfigError) as caught:
         inferred([recording])
     assert str(caught.value) == (
-        "stage t: its workers answer a batch as a whole, and expect is for replies to"
+        "stage s: its workers answer a batch as a whole, and expect is for replies to"
         " single messages"
     )
 
