@@ -24,7 +24,7 @@ from typing import Final, NamedTuple, NoReturn, Self
 
 import anyio
 
-from etlstage.messages import Run
+from etlstage.messages import AnnotatedRun, Run
 from etlstage.protocol.base import SEND_EOF, Limits, Side
 from etlstage.protocol.events import (
     Assignment,
@@ -43,6 +43,7 @@ from etlstage.protocol.kcl.checkpoint import (
     ShardPosition,
     position_of,
 )
+from etlstage.protocol.kcl.lines import RecordColumn
 from etlstage.protocol.kcl.session import KclSession, State
 from etlstage.stage.stage import Stage
 from etlstage.testing.dialect import kit_of
@@ -66,6 +67,9 @@ ENDS: Final = {
     FaultKind.MERGE_SHARDS: FarewellReason.ENDED,
 }
 """Faults that end a processor, and the reason it is given."""
+
+
+_NOISE: Final = 1024 * 1024  # bytes
 
 
 class Asked(NamedTuple):
@@ -121,6 +125,8 @@ class ProcessorUnderTest(UnderTest):
         self.session: KclSession = session
         self.asked: list[Asked] = []
         self.noise: list[bytes] = []
+        self._noisy = 0  # bytes of noise
+        self._delivered: set[str] = {self.stored.sequence}
         self.given: int = 0
         self.number: int = 0
         self.errors: deque[str] = deque()
@@ -203,6 +209,8 @@ class ProcessorUnderTest(UnderTest):
     def begin(self, records: Run) -> None:
         """Give records as one action, without waiting."""
         first, self.given = self.given + 1, self.given + len(records)
+        if isinstance(records, AnnotatedRun):
+            self._delivered.update(records.columns[RecordColumn.SEQUENCE])
         self.session.send(Opened(first, records), anyio.current_time())
         self._due.set()
 
@@ -267,7 +275,9 @@ class ProcessorUnderTest(UnderTest):
 
     def blame_illegal(self) -> None:
         """
-        Fail if a checkpoint was rejected as an illegal argument.
+        Fail if a checkpoint was rejected as an illegal argument, or at no record.
+
+        A daemon takes any number between the last checkpoint and the last record.
 
         Raises:
             WorkerMisbehaved: If a checkpoint was.
@@ -279,6 +289,17 @@ class ProcessorUnderTest(UnderTest):
                 f" before the last one: {ILLEGAL_ARGUMENT}"
             )
             self.fail(self._fault)
+        for (number, _), _ in self.asked:
+            if number.isdecimal() and not self.delivered(number):
+                self._fault = (
+                    f"asked for a checkpoint at {number}, which no record had: are"
+                    " numbers kept as text?"
+                )
+                self.fail(self._fault)
+
+    def delivered(self, number: str) -> bool:
+        """Return whether a record, or the position to begin at, had this number."""
+        return number in self._delivered
 
     def refused(self, error: str) -> list[str]:
         """Return the checkpoints that failed with the exception of that name."""
@@ -291,7 +312,7 @@ class ProcessorUnderTest(UnderTest):
     # --- how ----------------------------------------------------------------
 
     def take(self, data: bytes) -> bool:
-        """Receive from its stdout; always continue."""
+        """Receive from its stdout; return whether to continue."""
         now = anyio.current_time()
         if data:
             self.session.receive_data(data, now)
@@ -299,7 +320,7 @@ class ProcessorUnderTest(UnderTest):
             self.session.receive_eof(now)
         self._look(now)
         self._due.set()
-        return True
+        return self._noisy <= _NOISE
 
     def _look(self, now: float) -> None:
         for event in self.session.events_received():
@@ -313,6 +334,12 @@ class ProcessorUnderTest(UnderTest):
                     self._fault = self._fault or _part(reason)
                 case Noise(data):
                     self.noise += data.splitlines()
+                    self._noisy += len(data)
+                    if self._noisy > _NOISE:
+                        self._fault = self._fault or (
+                            f"wrote over {_NOISE:,} bytes to stdout that are not"
+                            " messages: a daemon logs them all"
+                        )
                 case _:
                     pass
 

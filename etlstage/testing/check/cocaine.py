@@ -301,7 +301,11 @@ async def accepts_a_session_that_is_cancelled(subject: Subject) -> None:
         await worker.send(_begun(subject, 1, runs[0]))
         await worker.send(Cancelled(1, 7, "not wanted any more"))
         await worker.send(_begun(subject, 2, []), Cancelled(2, 7, "neither"))
-        await worker.send(_whole(subject, 3, runs[2]))
+        await worker.send(_begun(subject, 3, runs[2][:1]))
+        if not _several(subject):
+            await worker.send(_begun(subject, 4, runs[1]))
+            await worker.send(Cancelled(4, 7, "nor that"))
+        await _add(worker, Added(3, runs[2][1:], ended=True))
         await _as_expected(
             subject, worker, runs[2:], "when other sessions were cancelled"
         )

@@ -224,6 +224,8 @@ async def lets_go_of_a_lost_lease(subject: Subject) -> None:
         for error in INVALID_STATE, SHUTDOWN:
             if processor.refused(error):
                 processor.fail(f"asked for a checkpoint after leaseLost: {error}")
+        if any(b'"checkpoint"' in line for line in processor.noise):
+            processor.fail("asked for a checkpoint after the status of leaseLost")
 
 
 async def answers_a_request_to_shut_down(subject: Subject) -> None:
@@ -255,6 +257,8 @@ async def begins_at_any_checkpoint(subject: Subject) -> None:
     processor = await _life(subject, *actions)
     positions = [asked.position for asked in processor.asked[:-1]]
     for position in dict.fromkeys(positions):
+        if not processor.delivered(position.sequence):
+            continue  # what another check is about
         begin = int(position.sequence) - _FIRST + 1
         left = [_records(subject, total - begin, begin)] if begin < total else []
         (await _life(subject, *left, position=position)).blame_illegal()
@@ -275,9 +279,15 @@ async def exits_when_an_answer_does_not_come(subject: Subject) -> None:
         await processor.initialized()
         for place in range(0, _ENOUGH, 3):
             processor.begin(_records(subject, 3, place))
-            with anyio.move_on_after(subject.timeout):
-                while not processor.asked and processor.session.owed:
-                    await processor.changed()
+            try:
+                await processor.until(
+                    lambda: bool(processor.asked) or not processor.session.owed,
+                    "did not answer processRecords",
+                )
+            except WorkerMisbehaved:
+                # Its stdin has ended by then, and it may have exited.
+                if not processor.asked:
+                    raise
             if processor.asked:
                 break
         else:

@@ -73,6 +73,8 @@ class Processor:
                 await self._write({"action": "checkpoint", "sequenceNumber": None})
 
     async def _process(self, records: Sequence[dict[str, Any]]) -> None:
+        if self._has("floods stdout"):
+            await self._worker.write(b"hello\n" * 200_000)
         if self._has("prints"):
             await self._worker.write(b"hello\n")
         if not records:
@@ -93,6 +95,8 @@ class Processor:
         if self._has("goes back") and self._acts > 1:
             number = str(int(number) - 1000)
         self._acts += 1
+        if self._has("keeps doubles"):
+            number = str(int(float(number)))
         if self._has("invents numbers"):
             number = str(int(number) + 1)
         if self._has("forgets sub-sequence numbers"):
@@ -136,6 +140,8 @@ class Processor:
         if self._has("names none"):
             named = None
         await self._write({"action": "status", "responseFor": named})
+        if action == "leaseLost" and self._has("checkpoints behind its status"):
+            await self._write({"action": "checkpoint", "sequenceNumber": None})
         if self._has("answers twice") and action == "processRecords":
             await self._write({"action": "status", "responseFor": named})
         self._ended = action in ("leaseLost", "shardEnded")

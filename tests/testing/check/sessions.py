@@ -288,6 +288,11 @@ class _DiesOfErrors(Worker):
         raise RuntimeError("cancelled")
 
 
+class _CancelsAll(Worker):
+    def cancel(self, number: int) -> None:
+        self.open.clear()
+
+
 class _IgnoresTerminate(Worker):
     async def leave(self) -> int | None:
         return None
@@ -361,6 +366,7 @@ PLANTED: Final = {
     _OneChunk: ("accepts more chunks than one", "exited with status 1"),
     _WaitsForAChunk: ("accepts a session without chunks", "has 1 reply outstanding"),
     _DiesOfErrors: ("accepts a session that is cancelled", "exited with status 1"),
+    _CancelsAll: ("accepts a session that is cancelled", "has 1 reply outstanding"),
     _IgnoresTerminate: ("terminates on request", "did not exit"),
     _Stays: ("ends with its connection", "did not exit"),
 }

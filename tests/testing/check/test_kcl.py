@@ -78,6 +78,21 @@ def test_good_processor_passes() -> None:
             "which was not delivered or is before the last one",
         ),
         (
+            "keeps doubles",
+            "checkpoints what was delivered",
+            "which no record had: are numbers kept as text?",
+        ),
+        (
+            "floods stdout",
+            "answers each action once",
+            "wrote over 1,048,576 bytes to stdout that are not messages",
+        ),
+        (
+            "checkpoints behind its status",
+            "lets go of a lost lease",
+            "asked for a checkpoint after the status of leaseLost",
+        ),
+        (
             "ignores the end of a shard",
             "checkpoints the end of a shard",
             "answered shardEnded without a checkpoint",
@@ -112,6 +127,11 @@ def test_good_processor_passes() -> None:
         ),
         ("ignores the end", "exits when stdin ends", "did not exit"),
         ("waits for ever", "exits when an answer does not come", "did not exit"),
+        (
+            "hangs in processRecords",
+            "exits when an answer does not come",
+            "did not answer processRecords",
+        ),
         ("dies of no records", "accepts no records", "exited with status 3"),
         ("checkpoints None", "accepts no records", "asked for a checkpoint at None"),
         ("dies of many", "accepts many records", "exited with status 3"),
