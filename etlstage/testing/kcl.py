@@ -52,7 +52,7 @@ from etlstage.testing.process import Otherwise, UnderTest
 from etlstage.testing.transcript import Channel
 from etlstage.transport import Launch, launch_worker
 
-__all__ = ("ENDS", "MARKS", "Asked", "ProcessorUnderTest")
+__all__ = ("ENDS", "MARKS", "Asked", "ProcessorUnderTest", "sequence_number")
 
 MARKS: Final = {
     Channel.STDIN: (Side.SUPERVISOR, ">"),
@@ -67,6 +67,8 @@ ENDS: Final = {
     FaultKind.MERGE_SHARDS: FarewellReason.ENDED,
 }
 """Faults that end a processor, and the reason it is given."""
+_BEFORE: Final = 49590338271490256608559692538361571095921575989136588798
+_GAP: Final = 100  # from one sequence number to the next
 
 
 _NOISE: Final = 1024 * 1024  # bytes
@@ -401,6 +403,15 @@ class ProcessorUnderTest(UnderTest):
         self._shown = len(self.transcript)
         for entry in entries:
             self._on_data(entry.channel, entry.data)
+
+
+def sequence_number(place: int) -> str:
+    """
+    Return the sequence number of a record, by its place in a shard, from 1 on.
+
+    As those of Kinesis, it has 56 digits, and more than one is between two records.
+    """
+    return str(_BEFORE + _GAP * place)
 
 
 def _part(text: str) -> str:

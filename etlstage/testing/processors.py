@@ -99,7 +99,7 @@ class ProcessorMachine(RuleBasedStateMachine):
         self.stored: ShardPosition = position_of(None)
         """The last checkpoint."""
         self._given: list[tuple[Rank, bytes]] = []  # records not checkpointed
-        self._last = 0  # sequence number given last
+        self._last = 0  # place of the record given last
         self._held: Held[ProcessorUnderTest] | None = None
 
     @initialize()

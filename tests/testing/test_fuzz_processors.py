@@ -46,6 +46,13 @@ def search(*bugs: str, examples: int = 60) -> list[Found]:
         ("names another", FailureKind.BREAKS, [], "expected one for initialize"),
         ("answers twice", FailureKind.BREAKS, [Records()], "called twice?"),
         ("invents numbers", FailureKind.BREAKS, [ONE], "was not delivered"),
+        ("keeps doubles", FailureKind.BREAKS, [ONE], "was not delivered"),
+        (
+            "counts on",
+            FailureKind.BREAKS,
+            [Records((b"", b""))],
+            "was not delivered, expected the number of a record",
+        ),
         (
             "ignores the end of a shard",
             FailureKind.BREAKS,
@@ -94,7 +101,7 @@ def search(*bugs: str, examples: int = 60) -> list[Found]:
 def test_bug_is_found(
     bug: str, kind: FailureKind, shortest: list[Records], said: str
 ) -> None:
-    """It is shrunk to its known minimum, which fails from a fresh start (issue 25)."""
+    """It is shrunk to its known minimum, which fails from a fresh start (issues 25, 26)."""
     found = search(bug)[0]
     assert (found.failure.kind, found.steady) == (kind, True), found
     assert found.case == Case((*shortest,))

@@ -48,10 +48,11 @@ def test_sound_processor_passes() -> None:
         ("dies of ThrottlingException", "status 3"),
         ("begins at the beginning only", "status 3"),
         ("ignores the end of a shard", "without a checkpoint"),
+        ("keeps doubles", "was not delivered"),
     ],
 )
 def test_bug_is_found(bug: str, said: str) -> None:
-    """It is reported as the simulated daemon sees it (issue 25)."""
+    """It is reported as the simulated daemon sees it (issues 25 and 26)."""
     # In one of five runs 20 examples are too few.
     patient = settings(MANY, max_examples=200)
     with pytest.raises(WorkerMisbehaved, match=said):

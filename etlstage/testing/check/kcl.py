@@ -25,14 +25,14 @@ from etlstage.protocol.kcl.lines import RecordColumn, Version
 from etlstage.protocol.kcl.settings import KclDialect
 from etlstage.testing.check.suite import Advice, Check, NotApplicable, Subject
 from etlstage.testing.fault import Fault, FaultKind, FaultPlan, Moment
-from etlstage.testing.kcl import ProcessorUnderTest
+from etlstage.testing.kcl import ProcessorUnderTest, sequence_number
 from etlstage.testing.transcript import WorkerMisbehaved
 
 __all__ = ("CHECKS",)
 
 _Columns: TypeAlias = Mapping[str, Sequence[Any]]
 
-_FIRST: Final = 49590338271490256608559692538361571095921575989136588898
+_FIRST: Final = sequence_number(1)
 _SHARD: Final = "shardId-000000000000"
 _MANY: Final = 10_000  # records: the most that a daemon gives in an action
 _ENOUGH: Final = 12  # records after which a processor has checkpointed if it ever does
@@ -63,12 +63,12 @@ def _failed(number: int, error: str) -> Fault:
 def _records(
     subject: Subject,
     count: int = 3,
-    first: int = 0,
+    first: int = 1,
     columns: _Columns | None = None,
 ) -> AnnotatedRun:
     """Return ``count`` records; ``columns`` add to the usual ones, or replace them."""
     named: dict[str, Sequence[Any]] = {
-        RecordColumn.SEQUENCE: [str(_FIRST + first + n) for n in range(count)],
+        RecordColumn.SEQUENCE: [sequence_number(first + n) for n in range(count)],
         RecordColumn.PARTITION: [f"key-{n % 7}" for n in range(count)],
         RecordColumn.ARRIVAL: [1476889707000 + n for n in range(count)],
         RecordColumn.BEHIND: [0] * count,
@@ -112,7 +112,7 @@ async def answers_each_action_once(subject: Subject) -> None:
     """
     async with _daemon(subject) as processor:
         for place in range(3):
-            await processor.give(_records(subject, 2, 2 * place))
+            await processor.give(_records(subject, 2, 2 * place + 1))
             await anyio.sleep(_MOMENT)
             if processor.broken:
                 processor.fail(processor.broken)
@@ -141,7 +141,7 @@ async def checkpoints_at_all(subject: Subject) -> None:
 
 async def checkpoints_what_was_delivered(subject: Subject) -> None:
     """A checkpoint at an undelivered record, or before the last one, is refused."""
-    actions = (_records(subject, 4, 4 * place) for place in range(3))
+    actions = (_records(subject, 4, place) for place in range(1, 12, 4))
     (await _life(subject, *actions)).blame_illegal()
 
 
@@ -175,7 +175,7 @@ async def _survives(subject: Subject, error: str) -> ProcessorUnderTest:
     """Return a processor given records, its first checkpoint answered by an error."""
     failed = _failed(1, error)
     async with _daemon(subject, None, failed, more=_PAUSE) as processor:
-        for place in range(0, _ENOUGH, 3):
+        for place in range(1, _ENOUGH, 3):
             await processor.give(_records(subject, 3, place))
         if not processor.asked:
             raise NotApplicable(_SELDOM)
@@ -253,14 +253,15 @@ async def answers_a_request_to_shut_down(subject: Subject) -> None:
 async def begins_at_any_checkpoint(subject: Subject) -> None:
     """After a restart the processor gets only the records after its last checkpoint."""
     total = 8
-    actions = (_records(subject, 4, place) for place in range(0, total, 4))
+    places = {sequence_number(place): place for place in range(1, total + 1)}
+    actions = (_records(subject, 4, place) for place in range(1, total, 4))
     processor = await _life(subject, *actions)
     positions = [asked.position for asked in processor.asked[:-1]]
     for position in dict.fromkeys(positions):
         if not processor.delivered(position.sequence):
             continue  # what another check is about
-        begin = int(position.sequence) - _FIRST + 1
-        left = [_records(subject, total - begin, begin)] if begin < total else []
+        done = places[position.sequence]
+        left = [_records(subject, total - done, done + 1)] if done < total else []
         (await _life(subject, *left, position=position)).blame_illegal()
 
 
@@ -277,7 +278,7 @@ async def exits_when_an_answer_does_not_come(subject: Subject) -> None:
         subject, None, Fault(FaultKind.END_INPUT, number=1)
     ) as processor:
         await processor.initialized()
-        for place in range(0, _ENOUGH, 3):
+        for place in range(1, _ENOUGH, 3):
             processor.begin(_records(subject, 3, place))
             try:
                 await processor.until(
@@ -328,7 +329,7 @@ async def accepts_keys_beyond_ascii(subject: Subject) -> None:
 async def accepts_records_that_were_put_as_one(subject: Subject) -> None:
     """Aggregated records share a sequence number and differ in sub-sequence numbers."""
     numbers: _Columns = {
-        RecordColumn.SEQUENCE: [str(_FIRST)] * 3,
+        RecordColumn.SEQUENCE: [_FIRST] * 3,
         RecordColumn.SUB: [0, 1, 2],
     }
     (await _life(subject, _records(subject, columns=numbers))).blame_illegal()
@@ -337,10 +338,10 @@ async def accepts_records_that_were_put_as_one(subject: Subject) -> None:
 async def begins_within_records_that_were_put_as_one(subject: Subject) -> None:
     """The checkpoint in ``initialize`` may have a sub-sequence number."""
     numbers: _Columns = {
-        RecordColumn.SEQUENCE: [str(_FIRST)] * 2,
+        RecordColumn.SEQUENCE: [_FIRST] * 2,
         RecordColumn.SUB: [2, 3],
     }
-    begin, action = ShardPosition(str(_FIRST), 1), _records(subject, 2, columns=numbers)
+    begin, action = ShardPosition(_FIRST, 1), _records(subject, 2, columns=numbers)
     (await _life(subject, action, position=begin)).blame_illegal()
 
 

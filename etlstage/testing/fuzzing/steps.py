@@ -31,7 +31,7 @@ from etlstage.protocol.kcl.session import State
 from etlstage.stage import Stage
 from etlstage.testing.conversation import WorkerUnderTest
 from etlstage.testing.dialect import kit_of, ready
-from etlstage.testing.kcl import ProcessorUnderTest
+from etlstage.testing.kcl import ProcessorUnderTest, sequence_number
 from etlstage.testing.replies import Reply
 from etlstage.testing.transcript import clipped, cut
 from etlstage.transport import Launch, launch_worker
@@ -318,11 +318,11 @@ class Records(Saying):
         return []
 
     def run(self, first: int) -> AnnotatedRun:
-        """Return the records, numbered from sequence number ``first``."""
+        """Return the records; the first is at place ``first`` of its shard."""
         count = len(self.messages)
-        numbers = [first] * count if self.put_as_one else range(first, first + count)
+        places = [first] * count if self.put_as_one else range(first, first + count)
         columns: dict[str, Sequence[Any]] = {
-            RecordColumn.SEQUENCE: [str(number) for number in numbers],
+            RecordColumn.SEQUENCE: [sequence_number(place) for place in places],
             RecordColumn.PARTITION: [f"k\u00e4y-{n}" for n in range(count)],
             RecordColumn.ARRIVAL: [1476889707000] * count,
             RecordColumn.BEHIND: [0] * count,

@@ -99,6 +99,8 @@ class Processor:
             number = str(int(float(number)))
         if self._has("invents numbers"):
             number = str(int(number) + 1)
+        if self._has("counts on"):
+            number = str(int(records[0]["sequenceNumber"]) + len(records) - 1)
         if self._has("forgets sub-sequence numbers"):
             sub = None
         if not self._has("never checkpoints"):

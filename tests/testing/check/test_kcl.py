@@ -93,6 +93,11 @@ def test_good_processor_passes() -> None:
             "asked for a checkpoint after the status of leaseLost",
         ),
         (
+            "counts on",
+            "checkpoints what was delivered",
+            "which no record had: are numbers kept as text?",
+        ),
+        (
             "ignores the end of a shard",
             "checkpoints the end of a shard",
             "answered shardEnded without a checkpoint",
