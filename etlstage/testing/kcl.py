@@ -294,8 +294,8 @@ class ProcessorUnderTest(UnderTest):
         for (number, _), _ in self.asked:
             if number.isdecimal() and not self.delivered(number):
                 self._fault = (
-                    f"asked for a checkpoint at {number}, which no record had: are"
-                    " numbers kept as text?"
+                    f"asked for a checkpoint at {number}, which was not delivered,"
+                    " expected the number of a record; is it kept as a double?"
                 )
                 self.fail(self._fault)
 

@@ -80,7 +80,7 @@ def test_good_processor_passes() -> None:
         (
             "keeps doubles",
             "checkpoints what was delivered",
-            "which no record had: are numbers kept as text?",
+            "which was not delivered, expected the number of a record",
         ),
         (
             "floods stdout",
@@ -95,7 +95,7 @@ def test_good_processor_passes() -> None:
         (
             "counts on",
             "checkpoints what was delivered",
-            "which no record had: are numbers kept as text?",
+            "which was not delivered, expected the number of a record",
         ),
         (
             "ignores the end of a shard",
