@@ -49,7 +49,7 @@ from etlstage.stage import ReplyContract, Stage
 from etlstage.stage.contract import Checker
 from etlstage.testing.check.suite import examine_sample
 from etlstage.testing.fuzzing.failures import Failure, FailureOrigin, Failures
-from etlstage.testing.fuzzing.oracle import CaseFailed, Oracles, model_of
+from etlstage.testing.fuzzing.oracle import Case, CaseFailed, Oracles, model_of
 from etlstage.testing.fuzzing.steps import has_sessions
 
 if TYPE_CHECKING:
@@ -351,10 +351,10 @@ def _fuzzer(
     dialect, size = stage.dialect, full if written else min(full, _SIZE)
     searched: st.SearchStrategy[Any]
     own = None if drawn is strategies.messages else drawn
-    usual = strategies.messages, strategies.json_messages, strategies.text_messages
-    commits = dialect.shape is Shape.COMMITTED
-    if commits:
+    given: Sequence[Case] = ()
+    if dialect.shape is Shape.COMMITTED:
         searched = fuzz.processor_cases(size=size, drawn=own and own())
+        given = fuzz.processor_ends()
     elif has_sessions(dialect):
         searched = fuzz.session_cases(dialect, size=size, drawn=own and own())
     else:
@@ -364,17 +364,16 @@ def _fuzzer(
             speaking=strategies.MARKER_SETS if vary_markers else (),
             drawn=drawn,
         )
+    usual = strategies.messages, strategies.json_messages, strategies.text_messages
+    if drawn in usual and not given:
+        given = fuzz.large_cases(dialect, as_json=as_json)
     return fuzz.Fuzzer(
         stage,
         searched,
         oracles,
         size=full if dialect.shape.batches else 0,
         as_json=as_json,
-        given=(
-            fuzz.large_cases(dialect, as_json=as_json)
-            if drawn in usual and not commits
-            else ()
-        ),
+        given=given,
         valid=valid,
         timeout=timeout,
     )

@@ -286,22 +286,21 @@ class ProcessorUnderTest(UnderTest):
 
         """
         if illegal := self.refused(ILLEGAL_ARGUMENT):
-            self._fault = (
+            self._blame(
                 f"asked for a checkpoint at {illegal[0]}, which was not delivered or is"
                 f" before the last one: {ILLEGAL_ARGUMENT}"
             )
-            self.fail(self._fault)
         for (number, _), _ in self.asked:
-            if number.isdecimal() and not self.delivered(number):
-                self._fault = (
+            if number.isdecimal() and number not in self._delivered:
+                self._blame(
                     f"asked for a checkpoint at {number}, which was not delivered,"
                     " expected the number of a record; is it kept as a double?"
                 )
-                self.fail(self._fault)
 
-    def delivered(self, number: str) -> bool:
-        """Return whether a record, or the position to begin at, had this number."""
-        return number in self._delivered
+    def _blame(self, fault: str) -> NoReturn:
+        # It counts as a fault even if the output has ended as it should.
+        self._fault, self._left = fault, False
+        self.fail(fault)
 
     def refused(self, error: str) -> list[str]:
         """Return the checkpoints that failed with the exception of that name."""

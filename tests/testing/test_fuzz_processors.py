@@ -6,6 +6,7 @@ The processors are scripts: a try takes milliseconds, and no process.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import pytest
@@ -14,17 +15,19 @@ from etlstage.messages import StageKind
 from etlstage.protocol.kcl.settings import KclDialect
 from etlstage.stage import Stage
 from etlstage.testing import Case, Records, ScriptedLaunch
-from etlstage.testing.fuzzing.fuzz import Found, Fuzzer, processor_cases
+from etlstage.testing.fuzzing.fuzz import Found, Fuzzer, processor_cases, processor_ends
 from etlstage.testing.fuzzing.oracle import FailureKind, Oracles
+from etlstage.testing.fuzzing.shortening import shorten
 from tests.testing.check.processors import Processor
 from tests.testing.fuzzed import searched
 
 pytestmark = pytest.mark.core
 
 ONE: Final = Records((b"",))
+ENDS: Final = processor_ends()
 
 
-def search(*bugs: str, examples: int = 60) -> list[Found]:
+def search(*bugs: str, examples: int = 60, given: Sequence[Case] = ENDS) -> list[Found]:
     """Return the failures that are found in a script."""
     fuzzer = Fuzzer(
         Stage(
@@ -35,6 +38,7 @@ def search(*bugs: str, examples: int = 60) -> list[Found]:
         ),
         processor_cases(),
         Oracles(),
+        given=given,
         launch=ScriptedLaunch(lambda worker: Processor(*bugs)(worker)),
     )
     return searched(fuzzer, examples)
@@ -87,7 +91,7 @@ def search(*bugs: str, examples: int = 60) -> list[Found]:
         (
             "exits badly",
             FailureKind.CRASHES,
-            [Records((b"",), ("ShutdownException",))],
+            [Records(end="lost")],
             "status 3",
         ),
         (
@@ -106,6 +110,36 @@ def test_bug_is_found(
     assert (found.failure.kind, found.steady) == (kind, True), found
     assert found.case == Case((*shortest,))
     assert said in found.failure.what
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        Records((b"a",), end="drain"),
+        Records((b"",), ("ThrottlingException", "ShutdownException")),
+        Records((b"a", b"b"), put_as_one=True, end="lost"),
+    ],
+)
+def test_simplest_end_is_tried(found: Records) -> None:
+    """Whatever is found first, the shortest case is the same (issue 26)."""
+
+    def fails(case: Case) -> bool:
+        return any(
+            step.end in ("lost", "drain") or "ShutdownException" in step.errors
+            for step in case.steps
+            if isinstance(step, Records)
+        )
+
+    assert shorten(Case((Records((b"c",)), found)), fails) == Case(
+        (Records(end="lost"),)
+    )
+
+
+def test_bug_before_the_end_of_stdin() -> None:
+    """It is no crash of a processor that exits as it should (issue 26)."""
+    case = Case((Records((b"",), end="eof"),))
+    (found,) = search("invents numbers", examples=1, given=[case])
+    assert found.failure.kind is FailureKind.BREAKS
 
 
 def test_sound_processor_passes() -> None:

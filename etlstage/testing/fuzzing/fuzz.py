@@ -22,7 +22,6 @@ from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
 from hypothesis import strategies as st
 
 from etlstage.protocol.base import Dialect
-from etlstage.protocol.events import FarewellReason
 from etlstage.protocol.kcl.checkpoint import DEPENDENCY, SHUTDOWN, THROTTLING
 from etlstage.protocol.marker import Markers
 from etlstage.protocol.marker.settings import MarkerDialect
@@ -32,8 +31,10 @@ from etlstage.testing.fuzzing.bench import Bench
 from etlstage.testing.fuzzing.oracle import Case, CaseFailed, FailureKind, Oracles
 from etlstage.testing.fuzzing.shortening import shorten
 from etlstage.testing.fuzzing.steps import (
+    PROCESSOR_ENDS,
     Call,
     Calls,
+    Records,
     Step,
     has_sessions,
 )
@@ -50,6 +51,7 @@ __all__ = (
     "cases",
     "large_cases",
     "processor_cases",
+    "processor_ends",
     "session_cases",
 )
 
@@ -423,9 +425,14 @@ def processor_cases(
     action = actions(drawn, max_records=size, errors=errors)
     steps = draw(st.lists(action, max_size=5))
     if steps:
-        end = draw(st.sampled_from(["", "eof", *(why.value for why in FarewellReason)]))
+        end = draw(st.sampled_from(["", *PROCESSOR_ENDS]))
         steps[-1] = replace(steps[-1], end=end)
     return Case(tuple(steps))
+
+
+def processor_ends() -> list[Case]:
+    """Return a case for each end of a record processor: a search may draw none of it."""
+    return [Case((Records(end=end),)) for end in PROCESSOR_ENDS]
 
 
 def large_cases(dialect: Dialect, *, as_json: bool = False) -> list[Case]:

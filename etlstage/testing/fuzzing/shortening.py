@@ -14,7 +14,14 @@ from dataclasses import replace
 from typing import Any, Final, Generic, TypeVar
 
 from etlstage.testing.fuzzing.oracle import Case
-from etlstage.testing.fuzzing.steps import Call, Calls, Records, Saying, Step
+from etlstage.testing.fuzzing.steps import (
+    PROCESSOR_ENDS,
+    Call,
+    Calls,
+    Records,
+    Saying,
+    Step,
+)
 
 __all__ = ("fewest", "shorten")
 
@@ -155,7 +162,8 @@ class _Shortening:
     # --- records ------------------------------------------------------------
 
     def _simplify_records(self, place: _StepAt[Records]) -> None:
-        place.puts(end="")
+        any(place.becomes(Records(end=end)) for end in PROCESSOR_ENDS)
+        any(place.puts(end=end) for end in ("", *PROCESSOR_ENDS))
         place.puts(put_as_one=False)
         fewest(place.step.errors, lambda left: place.puts(errors=(*left,)))
         fewest(place.step.messages, lambda left: place.puts(messages=(*left,)))

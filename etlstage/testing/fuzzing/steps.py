@@ -282,6 +282,10 @@ class Calls(Saying):
         return {"Call", "Calls"}
 
 
+PROCESSOR_ENDS: Final = ("eof", "lost", "drain", "ended")
+"""How a record processor may be ended; what comes first counts as simpler."""
+
+
 @dataclass(frozen=True, repr=False)
 class Records(Saying):
     """An action of a record processor, and what follows it."""
@@ -293,8 +297,8 @@ class Records(Saying):
     put_as_one: bool = False
     """Whether the records share a sequence number, and have sub-sequence numbers."""
     end: str = ""
-    """Why the processor is ended after the action: lost, drain or ended; eof: the
-    daemon just closes its stdin; empty: the processor continues."""
+    """Why the processor is ended after the action, one of :data:`PROCESSOR_ENDS`; eof:
+    the daemon just closes its stdin; empty: the processor continues."""
 
     @property
     def fresh(self) -> bool:
