@@ -7,6 +7,7 @@ import textwrap
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import typer
@@ -57,8 +58,10 @@ def show_error(error: Exception, *, debug: bool, secrets: Secrets | None = None)
         for line in error.story:
             typer.echo(f"  {harmless(conceal(line))}", err=True)
     else:
-        remedy = "" if debug else "; --debug shows where"
-        complain(conceal(f"unexpected {type(error).__name__}: {error}{remedy}"))
+        # Not every command has --debug, and a bug report needs the place.
+        *_, last = traceback.extract_tb(error.__traceback__)
+        place = f"{Path(last.filename).name}, line {last.lineno}"
+        complain(conceal(f"unexpected {type(error).__name__}: {error} ({place})"))
     return FAILED
 
 

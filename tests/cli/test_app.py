@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -44,10 +46,12 @@ def test_failure_is_exit_1(ended: Ended, kind: type[EtlstageError]) -> None:
 
 
 def test_bug_names_itself(ended: Ended) -> None:
-    """An unforeseen error is one line, too, which names ``--debug``."""
-    assert ended(KeyError("x")) == (
-        1,
-        "etlstage: error: unexpected KeyError: 'x'; --debug shows where\n",
+    """An unforeseen error is one line, too, which names its place (issue 26)."""
+    code, err = ended(KeyError("x"))
+    assert code == 1
+    place = re.escape(Path(__file__).name) + r", line \d+"
+    assert re.fullmatch(
+        rf"etlstage: error: unexpected KeyError: 'x' \({place}\)\n", err
     )
 
 
