@@ -11,8 +11,10 @@ that was taken over has stored separately is dropped.
 
 A worker that is lost with a message unanswered may have stored that message, in part or
 in whole, and so may a worker that rejects a batch after processing a part of it. Such
-messages are tried again. So the attempt is undone, and everything that was answered in
-it is loaded in another attempt; the messages of an epoch are kept for that.
+messages are tried again. What a worker has answered it may store as late as at its end,
+so one that fails may not have stored it. In each case the attempt is undone, and
+everything that was answered in it is loaded in another attempt; the messages of an
+epoch are kept for that.
 
 A run that was taken over starts none of these programs any more; a program that is
 running by then can tell by ``ETLSTAGE_FENCE`` whether another run has come since.
@@ -239,12 +241,12 @@ class EpochSink(WorkerSink):
         if tries > most:
             raise SinkFailed(
                 f"{self.name}: epoch {self._epoch} was loaded {tries} times, and each"
-                " time a worker that was lost, or rejected a batch, may have stored"
-                f" some of its messages; restart.max is {most}",
+                " time a worker was lost, or rejected a batch, so that messages may have"
+                f" been stored twice, or not at all; restart.max is {most}",
                 stage=self.name,
             )
         _log.warning(
-            "epoch is loaded again: a worker may have stored messages that were retried",
+            "epoch is loaded again: a worker was lost, or rejected a batch",
             stage=self.name,
             epoch=self._epoch,
             messages=self.supervisor.unknown_outcomes,

@@ -524,7 +524,7 @@ class WorkerPool:
             self._doubtful += event.doubtful
             self.doubt = self.doubt or event.doubt
         if isinstance(event, WorkerExited):
-            self.backlog.unknown_outcomes += 0 if event.untouched else event.lost
+            self.backlog.unknown_outcomes += event.unknown
             error = self._running.pop(event.worker).error
             self._kick_due = True
             if error is not None:

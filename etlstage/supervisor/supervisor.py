@@ -324,8 +324,9 @@ class AsyncSupervisor:
         """
         How often it is unknown whether a worker has processed a message.
 
-        The worker was lost before it had answered the message; or the message was
-        cancelled, or refused with its batch, some of which may have been processed.
+        The worker was lost before it had answered the message, or, as a load worker,
+        before it had exited with status 0; or the message was cancelled, or refused
+        with its batch, some of which may have been processed.
         """
         return self._pool.backlog.unknown_outcomes
 

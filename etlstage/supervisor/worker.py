@@ -509,6 +509,9 @@ class WorkerProcess:
             stopped, fate = False, self.errors.end()
             doubt = self.errors.lost(fate)
         loss = self._lose(untouched=untouched)
+        unknown = 0 if untouched else loss.held
+        if status and not stopped and not (doubt or mistrust):
+            unknown += unproven
         if self.error is None and not stopped:
             self.error = doubt or self._describe(loss.held)
         self.ended, self.failed, self.usable = True, True, False
@@ -526,6 +529,7 @@ class WorkerProcess:
                 tries=loss.tries,
                 progress=loss.progress,
                 untouched=untouched,
+                unknown=unknown,
                 all_answered=self._stage.dialect.shape is Shape.COMMITTED
                 and not self.link.owed,
                 stopped=stopped,

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import errno
+import os
 import pickle
 import re
+import signal
 import sys
 import textwrap
 from dataclasses import replace
@@ -27,6 +29,7 @@ from etlstage.pipeline.report import Report
 from etlstage.protocol.marker import Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import BatchPolicy, RestartPolicy, Stage, Timeouts, WorkerProgram
+from etlstage.supervisor import WorkerExited
 from tests.pipeline.dead_letter.test_retry import letter
 from tests.pipeline.ends import ScriptedSource
 
@@ -182,6 +185,33 @@ async def test_worker_that_is_lost_with_a_message(
     assert (account.done, account.dead, account.failures) == (6, 0, 1)
 
 
+HOLDS_BACK = """\
+    echo $$ > pid
+    while read line; do
+        held="$held$line "
+        printf '\\0'
+    done
+    printf '%s\\n' $held >> "aside.$ETLSTAGE_EPOCH.$ETLSTAGE_ATTEMPT"
+"""
+
+
+async def test_worker_that_is_killed_while_it_is_idle(tmp_path: Path) -> None:
+    """What it answered, and was still to store, is loaded again (issue 22)."""
+    end = sink(tmp_path, load=HOLDS_BACK)
+    end.begin(Epochs("l", 0, once=True, check=lambda: None))
+    async with end:
+        await end.write([b"1", b"2"])
+        with end.supervisor.events() as events:
+            os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+            async for event in events:
+                if isinstance(event, WorkerExited):
+                    break
+        await end.write([b"3"])
+        await end.flush()
+    assert loaded(tmp_path) == ["1\n2\n3\n"]
+    assert end.account.done == 3
+
+
 async def test_worker_that_a_message_kills(tmp_path: Path) -> None:
     """The message is dead-lettered, and the epoch does not contain it (issue 24)."""
     letters = DeadLetters(tmp_path / "letters", pipeline="p")
@@ -279,9 +309,7 @@ async def test_worker_that_is_lost_in_each_attempt(tmp_path: Path) -> None:
     load = DIES.replace("TEST", 'mkdir "once.$ETLSTAGE_ATTEMPT"')
     report = await run(tmp_path, sink(tmp_path, load=load, restarts=2))
     assert isinstance(report.error, SinkFailed)
-    assert "was loaded 3 times, and each time a worker that was lost," in str(
-        report.error
-    )
+    assert "was loaded 3 times, and each time a worker was lost," in str(report.error)
     assert "restart.max is 2" in str(report.error)
     assert loaded(tmp_path) == ["3\n4\n4\n", "1\n2\n"]  # aside, and final
     assert report.ledger[-1].done == 2

@@ -453,7 +453,7 @@ class _Ending(WorkerSink):
                 await check_ends(self.name, events)
         if error is None and self.supervisor.unknown_outcomes:
             raise StageFailed(
-                f"stage {self.name}: a batch was rejected, and its messages were tried"
-                " again: the worker may have kept some of them twice in this attempt",
+                f"stage {self.name}: a worker was lost, or rejected a batch: workers may"
+                " have stored some messages twice, or not at all, in this attempt",
                 stage=self.name,
             )

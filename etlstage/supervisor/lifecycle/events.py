@@ -116,6 +116,9 @@ class WorkerExited(NamedTuple):
     """It had given more of a round of extraction than all workers before it."""
     untouched: bool = False
     """It had read nothing of what it held."""
+    unknown: int = 0
+    """Messages that it may have processed or not: what it held, unless untouched, and
+    what it had answered as a load worker that failed, as it may not have stored it."""
     all_answered: bool = False
     """It had answered all that it held, and committed none of it."""
     stopped: bool = False

@@ -71,6 +71,7 @@ async def test_events_of_a_worker_that_is_given_up() -> None:
         lost=1,
         failed=1,
         tries=0,
+        unknown=1,
         fate="was killed by SIGTERM",
     )
 
