@@ -68,8 +68,8 @@ def test_workers(tmp_path: Path) -> None:
         "restarts": "permanent, up to 5 without progress in 1m",
         "timeouts": "30s to be ready, 5m for an answer, 5s to stop",
         "dialect": (
-            "marker  eob_then_eom false  bnc_after_last false  eob_after_full true"
-            r"  eom \012  eop \000  eob \027  bnc \005  err \025"
+            "marker  eob_then_eom false  bnc_after_eob true  bnc_after_last false"
+            r"  eob_after_full true  eom \012  eop \000  eob \027  bnc \005  err \025"
         ),
         "env": "A, B",
     }

@@ -106,9 +106,13 @@ class ConnectionPair(ProtocolPair):
         *,
         limits: Limits | None = None,
         eob_then_eom: bool = False,
+        bnc_after_eob: bool = True,
     ) -> None:
         dialect = MarkerDialect(
-            mode=mode, markers=markers or Markers(), eob_then_eom=eob_then_eom
+            mode=mode,
+            markers=markers or Markers(),
+            eob_then_eom=eob_then_eom,
+            bnc_after_eob=bnc_after_eob,
         )
         super().__init__(dialect, limits=limits)
         begin(self.end(S))

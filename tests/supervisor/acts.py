@@ -190,17 +190,19 @@ async def asking(worker: ScriptedWorker, size: str, style: str = "") -> None:
     Fill batches with BNC; answer each with its messages, joined.
 
     Styles: ``literal`` writes BNC also after the last message, as the protocol page has
-    it; ``deaf`` sees EOB only when an EOM follows, and answers that with BNC.
+    it; ``deaf`` sees EOB only when an EOM follows, and answers that with BNC; ``lines``
+    sees it only so, too, and answers nothing.
     """
     buffer, held = b"", list[bytes]()
+    end = EOB + EOM if style in ("deaf", "lines") else EOB
     while data := await worker.read():
         buffer += data
         while buffer:
             if buffer.startswith(EOB):
-                if style == "deaf" and EOM not in buffer:
+                if not buffer.startswith(end):
                     break
                 # To a deaf worker the EOM after EOB is an empty message.
-                buffer = buffer[1 + (style == "deaf") :]
+                buffer = buffer[len(end) :]
                 await worker.reply(b" ".join(held))
                 held = []
                 if style == "deaf":

@@ -42,6 +42,7 @@ def closed_by_worker(
     *,
     bnc_after_last: bool = False,
     eob_then_eom: bool = False,
+    bnc_after_eob: bool = True,
     **policy: object,
 ) -> Stage:
     """Return a stage whose worker wants ``wanted`` messages; time closes no batch."""
@@ -54,6 +55,7 @@ def closed_by_worker(
             mode=Mode.BATCH_WORKER,
             bnc_after_last=bnc_after_last,
             eob_then_eom=eob_then_eom,
+            bnc_after_eob=bnc_after_eob,
         ),
         batch=batch,
         timeout=Timeouts(message=5, stop=0.5),
@@ -127,10 +129,18 @@ def sizes(run: list[list[bytes]]) -> list[int]:
         (closed_by_worker(3, "literal", size=3, bnc_after_last=True), 7, [3, 3, 1]),
         # Then it sees EOB at once, and its extra BNC is ignored.
         (closed_by_worker(100, "deaf", size=3, eob_then_eom=True), 7, [3, 3, 1]),
+        # EOB and EOM are one line to it, which it does not answer (issue 22).
+        (
+            closed_by_worker(
+                100, "lines", size=3, eob_then_eom=True, bnc_after_eob=False
+            ),
+            7,
+            [3, 3, 1],
+        ),
     ],
     ids=[
         *("by count", "by the end", "by the worker", "by the end for a worker"),
-        *("by our size for a worker", "literal", "deaf"),
+        *("by our size for a worker", "literal", "deaf", "lines"),
     ],
 )
 async def test_batch_is_closed(run: Stage, count: int, expected: list[int]) -> None:

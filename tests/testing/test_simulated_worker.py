@@ -122,9 +122,7 @@ async def test_worker_without_heartbeat_is_replaced() -> None:
 @pytest.mark.parametrize("eob_then_eom", [False, True])
 async def test_batches(*, mode: Mode, eob_then_eom: bool) -> None:
     """Each is answered as a whole, the last one, too."""
-    dialect = MarkerDialect(
-        mode=mode, eob_then_eom=eob_then_eom and mode is Mode.BATCH_SUPERVISOR
-    )
+    dialect = MarkerDialect(mode=mode, eob_then_eom=eob_then_eom, bnc_after_eob=False)
     results = await run(
         messages=[b"a", b"b", b"c d"],
         dialect=dialect,

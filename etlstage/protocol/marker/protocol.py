@@ -66,9 +66,9 @@ class MarkerProtocol:
         mode: The scenario of the stage.
         markers: The five markers.
         limits: How much the peer may make us hold.
-        eob_then_eom: An EOM follows each EOB. A worker that fills its batches takes
-            this for an empty message and answers it, after EOP, with a BNC that
-            asks for nothing.
+        eob_then_eom: An EOM follows each EOB.
+        bnc_after_eob: A worker that fills its batches takes this EOM for an empty
+            message and answers it, after EOP, with a BNC that asks for nothing.
         eob_after_full: An EOB follows a batch that is full.
         bnc_after_last: The worker also asks after the message that fills its batch.
         batch: Messages that fill a batch.
@@ -94,6 +94,7 @@ class MarkerProtocol:
         *,
         limits: Limits | None = None,
         eob_then_eom: bool = False,
+        bnc_after_eob: bool = True,
         eob_after_full: bool = True,
         bnc_after_last: bool = False,
         batch: int = 1,
@@ -110,6 +111,7 @@ class MarkerProtocol:
         self._batch = batch
         self._session = TokenMachine(mode)
         self._asks = mode is Mode.BATCH_WORKER
+        self._echoes = self._asks and eob_then_eom and bnc_after_eob
         self._closes = mode is Mode.BATCH_SUPERVISOR
         self._batches = mode.batches
         self._plain = mode is Mode.PLAIN
@@ -122,6 +124,7 @@ class MarkerProtocol:
         self._framings: dict[type, ByteFraming] = {}  # by type of the messages
         self._reader = MarkerReader(side, self._session, self.markers, self._limits)
         self._reader.eob_then_eom = eob_then_eom
+        self._reader.bnc_after_eob = self._echoes
         self._out: list[bytes] = []
         self._window = window
         self._ended = False
@@ -400,7 +403,7 @@ class MarkerProtocol:
             self._pass(Token.EOB)
         if ended and (self._eob_after_full or not full):  # else the worker closes it
             tail = self.markers.eom if self._eob_then_eom else b""
-            self._reader.echoes += bool(tail) and self._asks
+            self._reader.echoes += bool(tail) and self._echoes
             wire += self.markers.eob + tail
         self._filled = held + count
         self._reader.filled = 0 if ended else self._filled

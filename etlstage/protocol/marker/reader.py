@@ -70,6 +70,7 @@ class MarkerReader:
         self.echoes: int = 0
         self.echoes_owed: int = 0
         self.eob_then_eom = False
+        self.bnc_after_eob = False
         self.round: int = 0
         self.filled: int = 0
         self.suspect: bool = False
@@ -282,10 +283,8 @@ class MarkerReader:
             self._end_batch()
             self._buffer.drop(len(eob))
             if self.eob_then_eom:
-                # For workers that look for EOB at the end of a line. Others take the
-                # EOM for an empty message, and answer it with a BNC if they ask.
                 self.echoes = 1
-                self.echoes_owed += self._session.mode is Mode.BATCH_WORKER
+                self.echoes_owed += self.bnc_after_eob
         self._parse_messages()
 
     def _end_batch(self) -> None:

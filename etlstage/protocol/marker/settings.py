@@ -78,6 +78,9 @@ class MarkerDialect(Definition, Dialect):
     eob_then_eom: bool = False
     """Whether EOM is written after EOB, for workers that see EOB only with the next
     EOM."""
+    bnc_after_eob: bool = True
+    """Whether the worker takes the EOM after EOB for an empty message, and answers it
+    with BNC; false for workers that read EOB and EOM as one."""
     bnc_after_last: bool = False
     """Whether the worker writes BNC also after the last message of a full batch."""
     eob_after_full: bool = True
@@ -102,7 +105,7 @@ class MarkerDialect(Definition, Dialect):
             doc="What closes a batch: the supervisor, or the worker, which requests each"
             " message.",
         )
-        flags = ("eob_then_eom", "bnc_after_last", "eob_after_full")
+        flags = ("eob_then_eom", "bnc_after_eob", "bnc_after_last", "eob_after_full")
         return Section(
             {**_MARKERS, "driver": driver, **{name: own[name] for name in flags}},
             partial(cls._read, Mode.SINGLE),
@@ -157,6 +160,7 @@ class MarkerDialect(Definition, Dialect):
             self.markers,
             limits=limits,
             eob_then_eom=self.eob_then_eom,
+            bnc_after_eob=self.bnc_after_eob,
             eob_after_full=self.eob_after_full,
             bnc_after_last=self.bnc_after_last,
             batch=batch,
@@ -175,14 +179,27 @@ class MarkerDialect(Definition, Dialect):
                 "it wrote nothing; does it flush its output after each reply?"
                 " see: etlstage help write-a-worker"
             )
-        markers, remedy = self.markers, ""
-        if markers.eop != markers.eom:
-            eom = escape(markers.eom)
-            remedy = f"; if it answers each message with one, set eop to '{eom}'"
+        wrote = counted(received, "byte")
+        if self.mode is Mode.BATCH_WORKER:
+            wrote += ", BNC included,"
         return (
-            f"it wrote {counted(received, 'byte')} without the marker eop"
-            f" '{escape(markers.eop)}' after its reply{remedy}"
+            f"it wrote {wrote} without the marker eop '{escape(self.markers.eop)}'"
+            f" after its reply{self._remedy()}"
         )
+
+    def _remedy(self) -> str:
+        """Return what to try if a worker writes something, but no EOP."""
+        markers = self.markers
+        if self.mode is Mode.BATCH_WORKER:
+            if self.eob_then_eom and self.bnc_after_eob:
+                return "; if it reads EOB and EOM as one, set bnc_after_eob to false"
+            if self.bnc_after_last:
+                return "; batch.size must be the size at which it ends a batch"
+            return ""
+        if markers.eop == markers.eom:
+            return ""
+        eom = escape(markers.eom)
+        return f"; if it answers each message with one, set eop to '{eom}'"
 
     def problem(self, kind: StageKind) -> str | None:
         """Return why the mode does not fit a stage of that kind."""
@@ -196,6 +213,7 @@ class MarkerDialect(Definition, Dialect):
             "mode": self.mode.value,
             "markers": self.markers.to_text(),
             "eob_then_eom": self.eob_then_eom,
+            "bnc_after_eob": self.bnc_after_eob,
             "bnc_after_last": self.bnc_after_last,
             "eob_after_full": self.eob_after_full,
         }
@@ -207,6 +225,8 @@ def _batch_rules(given: Mapping[str, Any]) -> Iterable[Problem]:
     wanted = given.get("bnc_after_last", False) is not False
     if wanted and not asked:
         yield broken(("bnc_after_last",), "needs driver: worker")
+    if given.get("bnc_after_eob") is False and not asked:
+        yield broken(("bnc_after_eob",), "needs driver: worker")
     if given.get("eob_after_full") is False and asked:
         yield broken(("eob_after_full",), "needs driver: supervisor")
 

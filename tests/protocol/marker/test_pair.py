@@ -87,14 +87,19 @@ class Talk(RuleBasedStateMachine):
     @initialize(
         markers=st.sampled_from(MARKER_SETS),
         echo=st.booleans(),
+        answered=st.booleans(),
         literal=st.booleans(),
         size=COUNT,
     )
-    def begin(self, markers: Markers, echo: bool, literal: bool, size: int) -> None:
+    def begin(
+        self, markers: Markers, echo: bool, answered: bool, literal: bool, size: int
+    ) -> None:
         """Start; ``size`` and ``literal`` set how a worker fills its batches."""
         self.markers = markers
         self.s, self.w = (
-            MarkerProtocol(side, self.mode, markers, eob_then_eom=echo)
+            MarkerProtocol(
+                side, self.mode, markers, eob_then_eom=echo, bnc_after_eob=answered
+            )
             for side in (S, W)
         )
         begin(self.s)

@@ -209,6 +209,20 @@ def test_eob_that_needs_an_eom() -> None:
     assert pair.status == (MarkerState.WANTED, 1)
 
 
+def test_eom_after_eob_that_is_part_of_it() -> None:
+    """A worker that reads lines has no BNC for it: the next asks for more (issue 22)."""
+    pair = ConnectionPair(
+        Mode.BATCH_WORKER, PR399, eob_then_eom=True, bnc_after_eob=False
+    )
+    for _ in range(2):
+        pair.send(S, messages("a"))
+        assert pair.send(W, More()) == b"BNC"
+        assert pair.status == (MarkerState.WANTED, 1)
+        assert pair.send(S, BatchEnd()) == b"EOB\n"
+        assert pair.send(W, reply("1")) == b"1\n\0"
+        assert pair.status == (MarkerState.IDLE, 0)
+
+
 def test_eob_that_needs_an_eom_in_supervisor_driven_batches() -> None:
     """A shell sink fed by Kafka: ``00 0a`` ends its batches."""
     pair = ConnectionPair(

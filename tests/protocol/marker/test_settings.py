@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -102,6 +103,30 @@ def test_silence_names_the_marker_that_lacks() -> None:
     assert "flush" in ODD.silence(0)
 
 
+@pytest.mark.parametrize(
+    ("flags", "remedy"),
+    [
+        ({}, ""),
+        (
+            {"eob_then_eom": True},
+            "; if it reads EOB and EOM as one, set bnc_after_eob to false",
+        ),
+        ({"eob_then_eom": True, "bnc_after_eob": False}, ""),
+        (
+            {"bnc_after_last": True},
+            "; batch.size must be the size at which it ends a batch",
+        ),
+    ],
+)
+def test_silence_of_a_worker_that_asks(flags: dict[str, Any], remedy: str) -> None:
+    """Its BNC count, and its remedies are those of its batches (issue 22)."""
+    dialect = MarkerDialect(mode=Mode.BATCH_WORKER, **flags)
+    assert dialect.silence(2) == (
+        "it wrote 2 bytes, BNC included, without the marker eop '\\000' after its"
+        f" reply{remedy}"
+    )
+
+
 def test_settings_survive_as_json_and_as_a_pickle() -> None:
     """Dead letters store them, and executors get them."""
     plain = json.loads(json.dumps(ODD.plain()))
@@ -129,9 +154,10 @@ def test_keys_of_a_batch_belong_to_who_closes_it() -> None:
             return [problem.text for problem in error.problems]
         return []
 
-    assert wrong(Mode.BATCH_WORKER, bnc_after_last=True) == []
+    assert wrong(Mode.BATCH_WORKER, bnc_after_last=True, bnc_after_eob=False) == []
     assert wrong(Mode.BATCH_SUPERVISOR, eob_after_full=False) == []
     assert wrong(Mode.BATCH_SUPERVISOR, bnc_after_last=True) == ["needs driver: worker"]
+    assert wrong(Mode.BATCH_SUPERVISOR, bnc_after_eob=False) == ["needs driver: worker"]
     assert wrong(Mode.BATCH_WORKER, eob_after_full=False) == [
         "needs driver: supervisor"
     ]

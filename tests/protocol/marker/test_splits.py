@@ -53,12 +53,20 @@ def check(
 ) -> tuple[list[Typed], list[Typed]]:
     """Return the events of one stream in one read and in many; check the states."""
     echo = data.draw(st.booleans(), label="eob_then_eom")
+    answered = data.draw(st.booleans(), label="bnc_after_eob")
     before = data.draw(st.sampled_from(BEFORE[mode])) if side is S else []
     stream = data.draw(garbage(markers), label="stream")
     chunks = data.draw(chunkings(stream), label="reads")
     outcomes, states = [], []
     for reads in ([stream] if stream else [], chunks):
-        protocol = MarkerProtocol(side, mode, markers, limits=limits, eob_then_eom=echo)
+        protocol = MarkerProtocol(
+            side,
+            mode,
+            markers,
+            limits=limits,
+            eob_then_eom=echo,
+            bnc_after_eob=answered,
+        )
         for event in before:
             tell(protocol, event)
         outcomes.append(heard(protocol, reads))
