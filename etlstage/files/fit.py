@@ -94,13 +94,7 @@ def arrow_type(kind: Type) -> pa.DataType:
     if kind.name in _SIMPLE:
         return _SIMPLE[kind.name]
     if kind.name == "decimal":
-        precision, scale = kind.sizes
-        if not (0 <= scale <= precision <= _DIGITS and precision):
-            raise ValueError(
-                f"{kind}: expected a precision of 1 to {_DIGITS}, and a scale no larger"
-                " than the precision"
-            )
-        return pa.decimal128(precision, scale)
+        return pa.decimal128(*kind.sizes)
     inner = [arrow_type(column.type) for column in kind.inner]
     if kind.name == "array":
         return pa.list_(inner[0])

@@ -4,7 +4,7 @@ Columns as DDL, such as ``id long not null, title string null``.
 Spark reads the same text once there is a session, which may be a minute later; here
 errors are found before anything is started. Beyond Spark's own language a column may be
 declared ``NULL``: it may then be missing in a message. Types are checked by name and
-shape; bounds, such as those of a decimal's precision, are left to Spark.
+shape, and decimals by their bounds; other bounds are left to Spark.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ _TOKEN: Final = re.compile(
     re.DOTALL,
 )
 _DEPTH: Final = 64  # of types within types
+_DIGITS: Final = 38  # most digits of a decimal
 
 
 _NAMES: Final = {
@@ -209,6 +210,13 @@ class _DdlReader:
             self._expect(")", f") at the end of {name}")
         if name == "decimal":
             sizes = [*sizes, *(10, 0)[len(sizes) :]]
+            precision, scale, *more = sizes
+            if more or not 0 < precision <= _DIGITS or scale > precision:
+                raise ValueError(
+                    f"expected a precision of 1 to {_DIGITS}, and a scale no larger"
+                    f" than the precision, got {Type(name, tuple(sizes))} at"
+                    f" {_place(token)}"
+                )
         return Type(name, tuple(sizes))
 
     def _struct(self, depth: int) -> Iterator[DeclaredColumn]:

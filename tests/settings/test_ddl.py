@@ -12,6 +12,7 @@ WHOLE = (
     " `y z` decimal(5, 2)>>> null comment 'a, b: \\' (', e: struct<>, v varchar(3),"
     " s string collate UTF8_LCASE NOT NULL, i interval year to month null"
 )
+DECIMAL = "expected a precision of 1 to 38, and a scale no larger than the precision"
 
 
 def test_columns_show_whether_they_may_be_null() -> None:
@@ -74,6 +75,10 @@ def test_spark_gets_what_it_knows() -> None:
         ("a array int", "expected < after array, got 'int' at character 9"),
         ("a map<int>", "expected a comma and the type of the values, got '>'"),
         ("a array<int", "expected > at the end of array, got the end"),
+        ("a int, b dec(39)", f"{DECIMAL}, got decimal(39,0) at character 10"),
+        ("a struct<x:decimal(5,6)>", f"{DECIMAL}, got decimal(5,6) at character 12"),
+        ("a numeric(0,0)", f"{DECIMAL}, got decimal(0,0) at character 3"),
+        ("a decimal(5,2,1)", f"{DECIMAL}, got decimal(5,2,1) at character 3"),
         ("a decimal(5", "expected ) at the end of decimal, got the end"),
         ("a struct<x int y int>", "expected a comma or > after a field of struct"),
         ("a struct<x: int null>", "expected a comma or > after a field of struct"),
@@ -91,6 +96,12 @@ def test_what_is_wrong_is_reported_with_its_place(ddl: str, text: str) -> None:
     with pytest.raises(Invalid) as caught:
         DDL.read(ddl)
     assert str(caught.value).startswith(text)
+
+
+@pytest.mark.parametrize("sizes", ["", "(1)", "(38)", "(1,1)", "(38,38)", "(38,0)"])
+def test_decimals_within_bounds(sizes: str) -> None:
+    """The widest and the narrowest decimals are read (issue 23)."""
+    assert DDL.read(f"d decimal{sizes}") == f"d decimal{sizes}"
 
 
 def test_right_ddl_is_read_as_it_is() -> None:
