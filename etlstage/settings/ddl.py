@@ -10,7 +10,7 @@ shape, and decimals by their bounds; other bounds are left to Spark.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 from etlstage.errors import guess
@@ -117,12 +117,8 @@ class _DdlReader:
                 break
         if self._next.kind is not None:
             raise self._unexpected("a comma or the end after a column")
-        names: dict[str, str] = {}
-        for name in (column.name for column in self.columns):
-            if (first := names.get(name.lower())) is not None:
-                also = f", also as {name!r}" if name != first else ""
-                raise ValueError(f"column {first!r} appears twice{also}")
-            names[name.lower()] = name
+        if twice := _repeat(self.columns):
+            raise ValueError(f"column {twice}")
 
     @property
     def _next(self) -> _Token:
@@ -185,7 +181,10 @@ class _DdlReader:
         sizes: list[int] = []
         name = _NAMES.get(name, name)
         if name == "struct":
-            return Type(name, (), tuple(self._struct(depth)))
+            fields = tuple(self._struct(depth))
+            if twice := _repeat(fields):
+                raise ValueError(f"field {twice} in the struct at {_place(token)}")
+            return Type(name, (), fields)
         if name in _INNER:
             self._expect("<", f"< after {name}")
             inner: list[DeclaredColumn] = []
@@ -255,6 +254,17 @@ def _tokens(ddl: str) -> Iterator[_Token]:
         kind = str(found.lastgroup)
         yield _Token(kind, found[kind], found.start(kind))
         at = found.end()
+
+
+def _repeat(columns: Iterable[DeclaredColumn]) -> str | None:
+    """Return which name appears twice, in whatever case; None: all differ."""
+    names: dict[str, str] = {}
+    for name in (column.name for column in columns):
+        if (first := names.get(name.lower())) is not None:
+            also = f", also as {name!r}" if name != first else ""
+            return f"{first!r} appears twice{also}"
+        names[name.lower()] = name
+    return None
 
 
 def _place(token: _Token) -> str:

@@ -86,6 +86,11 @@ def test_spark_gets_what_it_knows() -> None:
         ("a map<<", "expected a type, got '<' at character 7"),
         ("a int, A long", "column 'a' appears twice, also as 'A'"),
         ("a int, b int, a long", "column 'a' appears twice"),
+        ("s struct<a:int,a:int>", "field 'a' appears twice in the struct at char"),
+        (
+            "s array<struct<b:int,a:struct<a:int>,A:int>>",
+            "field 'a' appears twice, also as 'A' in the struct at character 9",
+        ),
         ("a int;", "unexpected ';' at character 6"),
         ("a int, ;", "unexpected ';' at character 8"),
         ("a " + "array<" * 99, "types are nested more than 64 deep at character 393"),
