@@ -308,6 +308,16 @@ def test_columns_of_a_schema(path: Path, schema: str, column: str, known: bool) 
     assert (errors_of(path, content) == []) is known
 
 
+@pytest.mark.parametrize("end", ["files", "spark"])
+def test_column_is_a_folder_once(path: Path, end: str) -> None:
+    """Neither Arrow nor Spark can write a folder within its like (issue 23)."""
+    keys = 'path: new, schema: "id long, y int, z int", partition_by: [y, z, y]'
+    content = MINIMAL.replace("{worker: {command: [cat]}}", f"{{{end}: {{{keys}}}}}")
+    assert errors_of(path, content) == [
+        f"load.{end}.partition_by[2]: column 'y' appears twice"
+    ]
+
+
 SECRET = "hunter2"  # noqa: S105
 
 

@@ -198,6 +198,9 @@ class RowSinkKeys(SinkKeys):
                     name,
                     hidden=f"no such column in the schema{expected}",
                 )
+            elif name in self.partition_by[:i]:
+                at = *loc, "partition_by", i
+                yield Problem(at, "column {got} appears twice", name)
             elif name.startswith("."):
                 text = (
                     "can't be a folder: readers ignore names that begin with a dot;"
