@@ -23,7 +23,7 @@ from etlstage.messages import StageKind
 from etlstage.settings.definition import Place, broken
 from etlstage.settings.kind import Choice, Instance, Noun, Pattern, Schema, Whole
 from etlstage.settings.problem import Loc, Problem
-from etlstage.settings.units import Argument, Command, Duration, Name, Pointer
+from etlstage.settings.units import Command, Duration, Location, Name, Pointer
 from etlstage.stage import OffsetPolicy, Stage
 
 __all__ = (
@@ -91,7 +91,7 @@ class ShardKeys(Keys):
     """What workers are sent at the end of the input: that their shard has ended
     (shard_ended), or that they are to shut down, and the next run continues the shard
     (shutdown)."""
-    leases: Argument | None = None
+    leases: Location | None = None
     """Where several runners share the shards: postgresql://..., or the path of a file
     for runners on one host."""
     table: Annotated[
@@ -153,12 +153,12 @@ class SessionKeys(Keys):
     """URL of a Spark Connect server."""
     config: dict[str, str] = field(default_factory=dict)
     """Settings of Spark itself; they override etlstage's defaults."""
-    staging: Argument | None = None
+    staging: Location | None = None
     """Folder, or URL of one, that the driver and all executors share; required unless
     Spark is local."""
-    files: tuple[Argument, ...] = ()
+    files: tuple[Location, ...] = ()
     """Files to send to the executors, besides etlstage."""
-    archives: tuple[Argument, ...] = ()
+    archives: tuple[Location, ...] = ()
     """Archives to send to the executors and unpack there, under the name after #."""
 
     @classmethod
@@ -211,7 +211,7 @@ class PipelineKeys(Keys):
     """How often a message may arrive. exactly-once needs a load into files, journals or
     a database, and state on engines local and spark; or, on engine local, a load worker
     with commit and abort."""
-    state: Argument | None = None
+    state: Location | None = None
     """Folder that keeps offsets and dead letters between runs; without it only dead
     letters are kept, in .etlstage beside the file."""
     drain: Duration | None = None

@@ -258,8 +258,6 @@ class Look:
 
     def path(self, path: str) -> Path | None:
         """Return the place of a path, or None if it is not on this machine."""
-        if not path:
-            return None
         path = path.removeprefix("file://").removeprefix("file:")
         return None if SCHEME.match(path) else self.folder / path
 
@@ -267,6 +265,22 @@ class Look:
     def state(self) -> Path:
         """Where runs keep their state."""
         return self.folder / (self.keys.state or f".etlstage/{self.keys.name}")
+
+    def needed(self) -> Iterator[tuple[Loc, Path, str]]:
+        """Yield what a load must not remove: the key that names it, its path, its role."""
+        yield ("name",), self._document.path, "the pipeline file"
+        source = self.keys.extract.end
+        key = "extract", name_of(source), "path"
+        for file in source.reads(self):
+            yield key, file, "a file that the extract stage reads"
+        for loc, stage in self.keys.stages():
+            if self.runs_here and stage.stage is not None:
+                program, at = stage.stage.program, (*loc, "worker")
+                folder, words = self.folder / (program.cwd or ""), program.command
+                yield at, folder, f"the folder of stage {stage.name}"
+                for word in (words[0], words[script(words) or 0]):
+                    if os.path.isfile(folder / word):
+                        yield at, folder / word, f"a program of stage {stage.name}"
 
     def edges(self) -> Iterator[DurableEdge]:
         """Yield the durable edges, in order."""
@@ -295,6 +309,10 @@ class Look:
         return False
 
     # --- problems -------------------------------------------------------------------
+
+    def hides(self, loc: Loc) -> bool:
+        """Return whether a value must not be shown, as it may be a secret."""
+        return self._document.secret(loc)
 
     def absent(
         self,

@@ -36,6 +36,7 @@ __all__ = (
     "CountOrZero",
     "Duration",
     "Folder",
+    "Location",
     "Mask",
     "Name",
     "Pointer",
@@ -238,6 +239,22 @@ class _Variable(Text):
         return str(value)
 
 
+class _Location(Text):
+    """A path or a URL."""
+
+    def __init__(self) -> None:
+        super().__init__(nul=False)
+
+    def read(self, value: Any) -> str:
+        if not super().read(value):
+            # It would stand for the folder of the pipeline file itself.
+            raise refused("is empty, expected a path")
+        return str(value)
+
+    def schema(self) -> Schema:
+        return super().schema() | {"minLength": 1}
+
+
 class _Command(ListOf):
     """A program and its arguments."""
 
@@ -258,7 +275,7 @@ class _Command(ListOf):
 
 
 Argument = Annotated[str, Text(nul=False)]
-"""Text that a command line, an environment or a path may contain."""
+"""Text that a command line or an environment may contain."""
 COMMAND: Final = _Command()
 Command = Annotated[Sequence[str], COMMAND]
 """A program and its arguments, in any sequence; kept as a tuple."""
@@ -271,6 +288,8 @@ Duration = Annotated[float, DURATION]
 """Seconds."""
 Folder = Annotated[Path, FOLDER]
 """A path."""
+Location = Annotated[str, _Location()]
+"""A path or a URL, as text."""
 Mask = Annotated[int, _Mask()]
 """A file mode mask."""
 Name = Annotated[

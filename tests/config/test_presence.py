@@ -248,6 +248,55 @@ def test_input_is_not_overwritten(
 
 
 @pytest.mark.parametrize(
+    ("target", "removed"),
+    [
+        (".", "p.yaml, the pipeline file"),
+        ("'file:'", "p.yaml, the pipeline file"),
+        ("..", "p.yaml, the pipeline file"),
+        ("here", "p.yaml, the pipeline file"),
+        ("bin", "other/../bin/clean.py, a program of stage clean"),
+        ("tools", "other/cwd/../../tools/tool, a program of stage tool"),
+        ("other", "other/cwd, the folder of stage tool"),
+        ("in/new", ""),
+    ],
+)
+@pytest.mark.parametrize("end", ["files", "spark"])
+def test_pipeline_is_not_overwritten(
+    path: Path, target: str, removed: str, end: str
+) -> None:
+    """Output never replaces the folder of the file, or of its programs (issue 23)."""
+    for name in ("bin/clean.py", "tools/tool", "in/f", "other/cwd/f"):
+        (path.parent / name).parent.mkdir(parents=True, exist_ok=True)
+        program(path.parent / name)
+    (path.parent / "here").symlink_to(".")
+    content = OVERWRITTEN.format(source="in", target=target, end=end, mode="overwrite")
+    content += """\
+transform:
+- {name: clean, worker: {command: [python, ../bin/clean.py], cwd: other}}
+- {name: tool, worker: {command: [../../tools/tool, f], cwd: other/cwd}}
+"""
+    errors = [error.split(": ", 1)[1] for error in errors_of(path, content)]
+    assert [error.split(" would remove ")[-1] for error in errors] == [
+        f"{removed}: set another folder"
+    ][: bool(removed)]
+    assert errors_of(path, content, loads=False) == []
+
+
+def test_journals_are_not_overwritten(path: Path) -> None:
+    """A set of journals that is read is not replaced by output (issue 23)."""
+    for name in ("in/set", "in/other"):
+        (path.parent / name).mkdir(parents=True)
+    (path.parent / "in/set/spec.json").touch()
+    content = OVERWRITTEN.format(source="", target="in", end="files", mode="overwrite")
+    content = content.replace(
+        "{files: {path: , format: text}}", "{journal: {path: in/set, reader: r}}"
+    )
+    (error,) = errors_of(path, content)
+    assert "would remove in/set/spec.json, a file that the extract stage" in error
+    assert errors_of(path, content.replace("path: in,", "path: in/other,")) == []
+
+
+@pytest.mark.parametrize(
     ("source", "target", "mode"),
     [
         ("in", "in", "append"),
@@ -274,6 +323,35 @@ def input_with_links(folder: Path) -> None:
     (folder / "link").symlink_to("in")
     (folder / "links").mkdir()
     (folder / "links/f").symlink_to("../in/a=1/f")
+
+
+@pytest.mark.parametrize("written", ['""', '"${NONE}"'])
+@pytest.mark.parametrize(
+    ("end", "keys"),
+    [
+        ("extract.files", "path: PATH"),
+        ("extract.spark", "path: PATH"),
+        ("extract.spark", "path: in, spool: PATH"),
+        ("extract.journal", "path: PATH, reader: r"),
+        ("load.files", "path: PATH, mode: overwrite"),
+        ("load.spark", "path: PATH, mode: overwrite"),
+        ("load.journal", "path: PATH"),
+    ],
+)
+def test_empty_path(
+    path: Path, monkeypatch: pytest.MonkeyPatch, end: str, keys: str, written: str
+) -> None:
+    """It would be the folder of the pipeline file (issue 23)."""
+    (path.parent / "in").mkdir()
+    monkeypatch.setenv("NONE", "")
+    kind, name = end.split(".")
+    worker = {"extract": '{worker: {command: [seq, "3"]}}'}
+    worker["load"] = "{worker: {command: [cat]}}"
+    content = MINIMAL.replace(worker[kind], f"{{{name}: {{{keys}}}}}")
+    key = "spool" if "spool" in keys else "path"
+    assert errors_of(path, content.replace("PATH", written)) == [
+        f"{end}.{key}: is empty, expected a path"
+    ]
 
 
 def test_output_is_no_matter_where_nothing_is_loaded(path: Path) -> None:

@@ -11,6 +11,7 @@ from etlstage.settings.schema import documentation, json_schema
 from etlstage.settings.units import (
     Count,
     Duration,
+    Location,
     Mask,
     Share,
     Size,
@@ -121,6 +122,7 @@ def test_numbers_and_texts_are_both_described() -> None:
         (Mask, ["022", 22, "0o77"], ["888", 0.5]),
         (Window, ["auto", 3], ["lots", 0]),
         (Variables, [{"A": "b", "C": 1.1, "D": True}], [{"A": None}, []]),
+        (Location, ["a/b", 1, "${P}"], [""]),
         (Count, [1, "1"], [0, "x", 1.5]),
     ]
     for kind, right, wrong in kinds:

@@ -14,7 +14,7 @@ from etlstage.errors import guess
 from etlstage.settings.ddl import DDL, Type, columns_of
 from etlstage.settings.definition import UNREAD, broken
 from etlstage.settings.problem import Loc, Problem
-from etlstage.settings.units import Argument, local_path
+from etlstage.settings.units import Location, local_path
 
 if TYPE_CHECKING:
     from etlstage.config.model import ExtractKeys, LoadKeys, PipelineKeys
@@ -61,7 +61,7 @@ class FileSourceKeys(RowSourceKeys):
     """Files to read with Arrow, and the message made from each row."""
 
     numbered: ClassVar[bool] = True
-    path: Argument
+    path: Location
     """A file, a folder or a pattern, relative to the pipeline file's folder."""
     format: Format = "parquet"
     """Format of the files; gzip and zstd are recognized by file names."""
@@ -125,7 +125,7 @@ class FileSourceKeys(RowSourceKeys):
 class FileSinkKeys(RowSinkKeys):
     """Files to write with Arrow."""
 
-    path: Argument
+    path: Location
     """Folder for the files, relative to the pipeline file's folder."""
     format: Format = "parquet"
     """Format of the files."""

@@ -29,7 +29,7 @@ from etlstage.pipeline.journal_settings import (
 from etlstage.settings.definition import Section, broken
 from etlstage.settings.kind import Flag, Maybe, Schema
 from etlstage.settings.problem import Loc, Problem, unexpected
-from etlstage.settings.units import Argument, Count
+from etlstage.settings.units import Argument, Count, Location
 
 if TYPE_CHECKING:
     from etlstage.config.model import ExtractKeys, LoadKeys, PipelineKeys
@@ -52,7 +52,7 @@ __all__ = (
 class JournalSourceKeys(SourceKeys):
     """A set of journals to read, each committed message once."""
 
-    path: Argument
+    path: Location
     """Folder of the set, relative to the pipeline file's folder."""
     reader: Argument
     """Name of the reader in the set, which keeps what this reader has not read yet."""
@@ -78,6 +78,11 @@ class JournalSourceKeys(SourceKeys):
         if place is not None and not (place / "spec.json").exists():
             remedy = "; the first pipeline that appends to it creates it"
             yield look.absent((*loc, "path"), "set of journals", place, remedy=remedy)
+
+    def reads(self, look: Look) -> Iterator[Path]:
+        """Yield the file that makes the folder a set of journals."""
+        place = look.path(self.path)
+        yield from [place / "spec.json"] if place else ()
 
     def text(self) -> str:
         """Return where it is."""
@@ -192,7 +197,7 @@ class Durable(Maybe):
 class JournalSinkKeys(Appending, SinkKeys):
     """A set of journals to append to, which any number of pipelines read."""
 
-    path: Argument
+    path: Location
     """Folder of the set, relative to the pipeline file's folder; a new set is
     created."""
     partitions: Count | None = None

@@ -17,7 +17,7 @@ from etlstage.settings.ddl import DDL, columns_of
 from etlstage.settings.definition import broken, judged
 from etlstage.settings.kind import Choice, Schema
 from etlstage.settings.problem import Loc, Problem
-from etlstage.settings.units import Argument, Count, Duration, Size
+from etlstage.settings.units import Count, Duration, Location, Size
 
 if TYPE_CHECKING:
     from etlstage.config.model import ExtractKeys, LoadKeys, PipelineKeys
@@ -71,7 +71,7 @@ class RowSourceKeys(SourceKeys):
     """The keys of an end whose rows become messages."""
 
     rows: ClassVar[bool] = True
-    path: Argument | None = None
+    path: Location | None = None
     """Path to read, relative to the pipeline file's folder."""
     format: str | None = None
     """Format of the rows."""
@@ -127,7 +127,7 @@ class RowSinkKeys(SinkKeys):
     """The keys of an end where messages become rows."""
 
     rows: ClassVar[bool] = True
-    path: Argument | None = None
+    path: Location | None = None
     """Path to write, relative to the pipeline file's folder."""
     format: str = "parquet"
     """Format of the rows."""
@@ -170,19 +170,15 @@ class RowSinkKeys(SinkKeys):
         yield Problem(loc, f"{place} {text}", hidden=hidden)
 
     def _removed(self, place: Path, loc: Loc, look: Look) -> Iterator[Problem]:
-        """Yield a problem if the output replaces files that are still to be read."""
+        """Yield a problem if the output replaces files that are still needed."""
         if self.mode != "overwrite":
             return
-        folder = Path(os.path.realpath(place))
-        for file in look.keys.extract.end.reads(look):
-            # A link in the folder is removed, too, wherever its target is.
-            at = file.resolve(), file.parent.resolve() / file.name
-            if any(folder in path.parents for path in at):
-                what = "that the extract stage reads: set another folder"
-                text = f"mode overwrite of {place} would remove {file}, a file {what}"
-                yield Problem(
-                    loc, text, hidden=f"mode overwrite would remove files {what}"
-                )
+        for at, file, what in look.needed():
+            if _is_in(place, file):
+                remedy = f"{what}: set another folder"
+                text = f"mode overwrite of {place} would remove {file}, {remedy}"
+                hidden = f"mode overwrite would remove {remedy}"
+                yield Problem(loc, hidden if look.hides(at) else text, hidden=hidden)
                 return
 
     def _unfolded(self, loc: Loc) -> Iterator[Problem]:
@@ -272,6 +268,13 @@ def _uncut(pipeline: PipelineKeys) -> str:
     if pipeline.transform:
         return f" of {extract}; outputs of the same message are not divided"
     return ""
+
+
+def _is_in(folder: Path, path: Path) -> bool:
+    """Return whether a path is in a folder, or what it links to."""
+    # A link in the folder is removed, too, wherever its target is.
+    at = path.resolve(), path.parent.resolve() / path.name
+    return any(folder.resolve() in found.parents for found in at)
 
 
 def absent_input(

@@ -15,7 +15,7 @@ from etlstage.config.ends.row import RowSinkKeys, RowSourceKeys, absent_input
 from etlstage.settings.ddl import spark_ddl
 from etlstage.settings.definition import broken
 from etlstage.settings.problem import Loc, Problem
-from etlstage.settings.units import FILES, Argument, local_path, of_files
+from etlstage.settings.units import FILES, Location, local_path, of_files
 
 if TYPE_CHECKING:
     from etlstage.config.model import ExtractKeys, LoadKeys, PipelineKeys
@@ -91,7 +91,7 @@ class SparkSourceKeys(RowSourceKeys):
     sort: str | None = None
     """Spark SQL expression by which rows are sorted on engine local, such as the column
     that is shards.sequence."""
-    spool: Argument | None = None
+    spool: Location | None = None
     """Folder where all messages are stored before they are processed, on engine local;
     by default state, or else the system's temporary directory."""
 
@@ -341,7 +341,7 @@ class SparkLetterKeys(Keys):
 
     format: str = "parquet"
     """Format, named as in Spark."""
-    path: Argument | None = None
+    path: Location | None = None
     """Path to write, relative to the pipeline file's folder."""
     table: str | None = None
     """Table of the catalog, in place of a path."""
