@@ -282,6 +282,51 @@ transform:
     assert errors_of(path, content, loads=False) == []
 
 
+@pytest.mark.parametrize(
+    ("state", "target", "error"),
+    [
+        ("out", "out", "out is the state directory out"),
+        ("out/st", "out", "out contains the state directory out/st"),
+        ("st", "st/out", "st/out is in the state directory st"),
+        ("st", "link/out", "link/out is in the state directory st"),
+        ("st", "file:HERE/st/out", "st/out is in the state directory st"),
+        ("st", "out", ""),
+        ("out2", "out", ""),
+    ],
+)
+@pytest.mark.parametrize("mode", ["append", "overwrite", "error"])
+@pytest.mark.parametrize("end", ["files", "spark"])
+def test_output_is_apart_from_the_state(
+    path: Path, state: str, target: str, error: str, mode: str, end: str
+) -> None:
+    """Files of the state would be read as rows, or be replaced by them (issue 23)."""
+    for name in ("in", "st"):
+        (path.parent / name).mkdir()
+    (path.parent / "link").symlink_to("st")
+    target = target.replace("HERE", str(path.parent))
+    content = OVERWRITTEN.format(source="in", target=target, end=end, mode=mode)
+    content += f"state: {state}\n"
+    assert (
+        errors_of(path, content)
+        == [f"load.{end}.path: {error}: set two folders, neither of them in the other"][
+            : bool(error)
+        ]
+    )
+    assert errors_of(path, content, loads=False) == []
+
+
+@pytest.mark.parametrize(
+    ("mode", "count"), [("append", 0), ("overwrite", 1), ("error", 0)]
+)
+def test_default_state_is_not_overwritten(path: Path, mode: str, count: int) -> None:
+    """It has the dead letters of each run, and the lock (issue 23)."""
+    content = OVERWRITTEN.format(
+        source="in", target=".etlstage", end="files", mode=mode
+    )
+    (path.parent / "in").mkdir()
+    assert len(errors_of(path, content)) == count
+
+
 def test_journals_are_not_overwritten(path: Path) -> None:
     """A set of journals that is read is not replaced by output (issue 23)."""
     for name in ("in/set", "in/other"):

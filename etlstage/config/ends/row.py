@@ -155,8 +155,9 @@ class RowSinkKeys(SinkKeys):
     def missing(self, loc: Loc, look: Look) -> Iterator[Problem]:
         """Yield output that must not exist or can't be made, and unknown columns."""
         if look.loads and (place := self.found(look)) is not None:
-            yield from judged(self._present(place, (*loc, "path"), look))
-            yield from judged(self._removed(place, (*loc, "path"), look))
+            at = place, (*loc, "path"), look
+            yield from judged(self._present(*at))
+            yield from [*judged(self._removed(*at))] or judged(self._mingled(*at))
         yield from judged(self._unfolded(loc))
 
     def _present(self, place: Path, loc: Loc, look: Look) -> Iterator[Problem]:
@@ -180,6 +181,24 @@ class RowSinkKeys(SinkKeys):
                 hidden = f"mode overwrite would remove {remedy}"
                 yield Problem(loc, hidden if look.hides(at) else text, hidden=hidden)
                 return
+
+    def _mingled(self, place: Path, loc: Loc, look: Look) -> Iterator[Problem]:
+        """Yield a problem if the output and the state are not apart."""
+        if look.keys.state is None and self.mode != "overwrite":
+            return  # readers ignore .etlstage
+        output, state = place.resolve(), look.state.resolve()
+        if output == state:
+            how = "is"
+        elif state in output.parents:
+            how = "is in"
+        elif output in state.parents:
+            how = "contains"
+        else:
+            return
+        remedy = "set two folders, neither of them in the other"
+        text = f"{place} {how} the state directory {look.state}: {remedy}"
+        hidden = f"the output {how} the state directory: {remedy}"
+        yield Problem(loc, hidden if look.hides(("state",)) else text, hidden=hidden)
 
     def _unfolded(self, loc: Loc) -> Iterator[Problem]:
         """Yield the columns that can't be folders."""
