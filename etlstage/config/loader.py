@@ -7,6 +7,7 @@ interpolated values are never shown.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -88,7 +89,7 @@ def cases_of(keys: PipelineKeys, document: Document) -> list[LoadedCase]:
     """
     found = [(keys.tests, document)]
     beside = document.path.with_suffix(f".test{document.path.suffix}")
-    if beside.is_file():
+    if os.path.isfile(beside):
         others = read(beside)
         made, problems = _read(CasesKeys, others)
         others.finish([*problems, *case_rules(keys, made.tests)])

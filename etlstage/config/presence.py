@@ -343,6 +343,8 @@ class Look:
             flaw = "is not a folder"
         elif not os.access(there, os.W_OK | os.X_OK):
             flaw = "can't be written to"
+        elif limit := _exceeded(place, there):
+            flaw = f"can't have names of more than {limit} bytes"
         else:
             return
         text = f"can't create {place}: " if there != place else ""
@@ -353,6 +355,14 @@ class Look:
         if not os.path.exists(path := folder / program):
             return self.absent((), "file", path, seen_from=folder).text
         return _flaw(program, path)
+
+
+def _exceeded(place: Path, there: Path) -> int | None:
+    """Return the limit of ``there``, in bytes, that a name in ``place`` exceeds."""
+    limit = os.pathconf(there, "PC_NAME_MAX")
+    parts = place.parts[len(there.parts) :]
+    longest = max((len(os.fsencode(name)) for name in parts), default=0)
+    return limit if 0 < limit < longest else None
 
 
 def _flaw(program: str, path: Path) -> str | None:

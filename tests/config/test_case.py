@@ -68,6 +68,13 @@ def test_tests_in_the_file_and_beside_it(tmp_path: Path) -> None:
     assert two.where("files") == f"{beside}:2:5"
 
 
+def test_name_of_the_file_beside_it_is_too_long(tmp_path: Path) -> None:
+    """There can be no such file, and so no more tests (issue 24)."""
+    path = tmp_path / f"{'p' * 250}.yaml"
+    path.write_text(PIPELINE)
+    assert cases_of(*load(path)) == []
+
+
 @pytest.mark.parametrize(
     ("test", "error"),
     [

@@ -116,6 +116,12 @@ def test_what_is_wrong(folder: Path, right: str, wrong: str, text: str) -> None:
     assert any(text in one for one in errors(folder, FILE.replace(right, wrong, 1)))
 
 
+def test_name_that_is_too_long_for_the_system(folder: Path) -> None:
+    """There is no such set, as with any other name (issue 24)."""
+    (error,) = errors(folder, FILE.replace("path: in", f"path: {'x' * 256}"))
+    assert ":2:27: extract.journal.path: there is no set of journals xxx" in error
+
+
 def test_run_on_trial_leaves_the_position_of_the_reader(folder: Path) -> None:
     """A trial run uses no reader's name, and ends even if the file follows."""
     (folder / "p.yaml").write_text(FILE.replace("r}", "r, follow: true}"))

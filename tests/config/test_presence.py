@@ -569,6 +569,19 @@ def test_folder_that_can_not_be_made(
     assert error.endswith(" can't be written to")
 
 
+@pytest.mark.parametrize(("loc", "load", "more"), FOLDERS)
+def test_folder_whose_name_is_too_long(
+    path: Path, loc: str, load: str, more: str
+) -> None:
+    """It can't be made, even in a folder that does not exist yet (issue 24)."""
+    content = MINIMAL.replace("{worker: {command: [cat]}}", load) + more
+    assert errors_of(path, content.replace("PATH", f"new/{'x' * 255}/out")) == []
+    name = "x" * 256
+    (error,) = errors_of(path, content.replace("PATH", f"new/{name}/out"))
+    assert error.startswith(f"{loc}: can't create new/{name}/out: ")
+    assert error.endswith(" can't have names of more than 255 bytes")
+
+
 def with_jars(jars: object, more: str = "") -> str:
     """Return a pipeline whose Spark session has these jars."""
     return f"{MINIMAL}spark: {{config: {{spark.jars: '{jars}'}}{more}}}\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -75,7 +76,7 @@ class JournalSourceKeys(SourceKeys):
         """Yield a problem if there is no set of journals."""
         yield from without_arrow(loc)
         place = look.path(self.path)
-        if place is not None and not (place / "spec.json").exists():
+        if place is not None and not os.path.exists(place / "spec.json"):
             remedy = "; the first pipeline that appends to it creates it"
             yield look.absent((*loc, "path"), "set of journals", place, remedy=remedy)
 
