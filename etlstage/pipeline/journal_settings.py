@@ -45,7 +45,7 @@ class Appending(Definition):
         """Yield the problems of a path that is not a folder, and of invalid amounts."""
         yield from remote_problems(given)
         amounts = {key: given.get(key) for key in ("keep", "limit", "sync")}
-        if not any(amounts.values()):
+        if all(amount is None for amount in amounts.values()):
             return
         from etlstage.journal.retention import (  # takes a moment
             Retention,

@@ -98,6 +98,9 @@ def test_it_is_built(folder: Path, start: str) -> None:
         ("keep: 7d", "keep: 7 moons", "load.journal.keep: is '7 moons', expected"),
         ("limit: 1GiB", "limit: much", "load.journal.limit: is 'much', expected"),
         ("limit: 1GiB", "sync: now", "load.journal.sync: is 'now', expected"),
+        ("keep: 7d, limit: 1GiB", 'keep: ""', "load.journal.keep: is '', expected"),
+        ("keep: 7d, limit: 1GiB", 'limit: ""', "load.journal.limit: is '', expected"),
+        ("keep: 7d, limit: 1GiB", 'sync: ""', "load.journal.sync: is '', expected"),
         ("partitions: 2", "partitions: 0", "load.journal.partitions: "),
         (
             "path: out",
@@ -112,7 +115,7 @@ def test_it_is_built(folder: Path, start: str) -> None:
     ],
 )
 def test_what_is_wrong(folder: Path, right: str, wrong: str, text: str) -> None:
-    """The error names the key, and what was expected."""
+    """The error names the key, and what was expected (issue 24)."""
     assert any(text in one for one in errors(folder, FILE.replace(right, wrong, 1)))
 
 
