@@ -46,6 +46,7 @@ from etlstage.sequencing import (
     Sequencer,
     clock_at,
 )
+from etlstage.settings.units import is_reader_name
 
 if TYPE_CHECKING:
     from etlstage.journal.journals import Journals
@@ -481,7 +482,7 @@ class CommittedReader:
 
     def _hold(self) -> int:
         name = str(self.name)
-        if not name.replace("-", "").replace("_", "").replace(".", "").isalnum():
+        if not is_reader_name(name):
             raise JournalError(
                 f"reader's name is {name!r}, expected letters, digits, '-', '_', '.'"
             )

@@ -10,12 +10,13 @@ from typing import Any, Literal
 from etlstage.errors import ConfigError
 from etlstage.settings.definition import Definition
 from etlstage.settings.problem import Problem
-from etlstage.settings.units import Pointer
+from etlstage.settings.units import Pointer, is_reader_name
 from etlstage.stage import Order
 
 __all__ = (
     "Appending",
     "misordered",
+    "reader_problems",
     "remote_problems",
     "start_of",
     "start_problems",
@@ -88,6 +89,15 @@ def start_problems(given: Mapping[str, Any]) -> Iterable[Problem]:
         except ValueError:
             text = "is {got}, expected beginning, end, or a time such as 2026-11-23T18:00:00Z"
             yield Problem(("from",), text, start)
+
+
+def reader_problems(given: Mapping[str, Any]) -> Iterable[Problem]:
+    """Yield the problem of ``reader`` if no reader can have this name."""
+    name = given.get("reader")
+    # Without a name no position is stored.
+    if isinstance(name, str) and name and not is_reader_name(name):
+        text = "is {got}, expected letters, digits, '-', '_', '.'"
+        yield Problem(("reader",), text, name)
 
 
 def remote_problems(given: Mapping[str, Any]) -> Iterable[Problem]:

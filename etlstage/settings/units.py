@@ -48,6 +48,7 @@ __all__ = (
     "SizeOrZero",
     "Variables",
     "Window",
+    "is_reader_name",
     "local_path",
     "of_files",
 )
@@ -67,6 +68,11 @@ def local_path(path: str) -> Path | None:
     if not found:
         return Path(path)
     return Path(rest.removeprefix("//")) if scheme == "file" else None
+
+
+def is_reader_name(name: str) -> bool:
+    """Return whether a reader of journals may have a name."""
+    return name.replace("-", "").replace("_", "").replace(".", "").isalnum()
 
 
 class _Quantity(Kind):

@@ -96,6 +96,14 @@ def test_it_is_built(folder: Path, start: str) -> None:
         ),
         ("reader: r", "reader: r, from: soon", "expected beginning, end, or a time"),
         ("keep: 7d", "keep: 7 moons", "load.journal.keep: is '7 moons', expected"),
+        *(
+            (
+                "reader: r",
+                f"reader: {name!r}",
+                f":2:39: extract.journal.reader: is {name!r}, expected letters, digits,",
+            )
+            for name in (" ", "0%", "/nonexistent", "-")
+        ),
         ("limit: 1GiB", "limit: much", "load.journal.limit: is 'much', expected"),
         ("limit: 1GiB", "sync: now", "load.journal.sync: is 'now', expected"),
         ("keep: 7d, limit: 1GiB", 'keep: ""', "load.journal.keep: is '', expected"),

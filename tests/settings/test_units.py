@@ -181,3 +181,9 @@ def test_quantity_has_an_end(name: str) -> None:
     )
     with pytest.raises(Invalid):
         kind.read("9" * 5000)
+
+
+@pytest.mark.parametrize("name", ["r", "7", "a-b_c.d", "é", "-", "", " ", "0%", "/r"])
+def test_name_of_a_reader(name: str) -> None:
+    """It has a letter or a digit, and may be a part of a file's name (issue 24)."""
+    assert units.is_reader_name(name) is (name in ("r", "7", "a-b_c.d", "é"))

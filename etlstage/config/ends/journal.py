@@ -23,6 +23,7 @@ from etlstage.pipeline.delivery.delivery import EDGE_BOUNDS, Bounds
 from etlstage.pipeline.delivery.folder import READER
 from etlstage.pipeline.journal_settings import (
     Appending,
+    reader_problems,
     remote_problems,
     start_of,
     start_problems,
@@ -70,6 +71,7 @@ class JournalSourceKeys(SourceKeys):
     def rules(cls, given: Mapping[str, Any]) -> Iterable[Problem]:
         """Return the contradictions among the given values."""
         yield from remote_problems(given)
+        yield from reader_problems(given)
         yield from start_problems(given)
 
     def missing(self, loc: Loc, look: Look) -> Iterator[Problem]:
