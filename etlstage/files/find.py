@@ -66,7 +66,8 @@ def find(path: str) -> list[InputFile]:
     Raises:
         PartitionsInvalid: If the files are not all partitioned by the same columns, or
             a column repeats, in any case.
-        OSError: If a folder can't be read, or a place is a pipe or a device.
+        OSError: If a folder can't be read, or what would be read is a pipe, a device,
+            or a link to nothing.
 
     """
     places = [path] if os.path.exists(path) else sorted(glob.glob(path))
@@ -95,15 +96,19 @@ def _below(place: Path) -> Iterator[InputFile]:
     if place.is_dir():
         yield from _within(place, ())
     elif not _is_hidden(place.name):
-        found = place.stat()
-        if not stat.S_ISREG(found.st_mode):
-            raise OSError(
-                errno.ESPIPE,
-                "it is not a regular file, which can be read from any place: copy it to"
-                " one, or have 'etlstage pipe' read stdin",
-                str(place),
-            )
-        yield InputFile(place, *_stamp(found))
+        yield _file(place, ())
+
+
+def _file(place: Path, partition: tuple[tuple[str, str | None], ...]) -> InputFile:
+    found = place.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(
+            errno.ESPIPE,
+            "it is not a regular file, which can be read from any place: copy it to"
+            " one, or have 'etlstage pipe' read stdin",
+            str(place),
+        )
+    return InputFile(place, *_stamp(found), partition)
 
 
 def _within(
@@ -114,9 +119,9 @@ def _within(
     for entry in ordered:
         if _is_hidden(entry.name):
             continue
-        if entry.is_file():
-            yield InputFile(Path(entry.path), *_stamp(entry.stat()), partition)
-        elif entry.is_dir() and "=" in entry.name:
+        if not entry.is_dir():
+            yield _file(Path(entry.path), partition)
+        elif "=" in entry.name:
             name, _, value = entry.name.partition("=")
             read = None if value == NOWHERE else unquote(value)
             yield from _within(Path(entry.path), (*partition, (unquote(name), read)))

@@ -153,6 +153,32 @@ async def test_pipe_is_refused(tmp_path: Path) -> None:
     )
 
 
+async def test_pipe_in_a_folder_is_refused(tmp_path: Path) -> None:
+    """It is not left out either (issue 23)."""
+    os.mkfifo(tmp_path / "a.txt")
+    found = await error_of(tmp_path, "text")
+    assert found.startswith("extract: can't read in/a.txt: it is not a regular file,")
+
+
+@pytest.mark.parametrize("folder", ["", "a=1/"])
+async def test_link_to_nothing_is_an_error(tmp_path: Path, folder: str) -> None:
+    """In a folder, too: what it has linked to would be missing (issue 23)."""
+    (tmp_path / "a=1").mkdir()
+    (tmp_path / folder / "a.txt").write_text("a\n")
+    (tmp_path / folder / "other").symlink_to(tmp_path / "a=1")
+    (tmp_path / folder / "_b.txt").symlink_to("gone")
+    (tmp_path / folder / ".b.txt").symlink_to("gone")
+    assert len(await messages_of(FileSource(str(tmp_path), "text"))) == 1
+    link = tmp_path / folder / "b.txt"
+    link.symlink_to("gone")
+    wanted = "extract: can't read in: no such file or directory"
+    assert await error_of(link, "text") == wanted
+    for path in (tmp_path, tmp_path / folder / "*.txt"):
+        with pytest.raises(SourceFailed) as caught:
+            await messages_of(FileSource(str(path), "text"))
+        assert str(caught.value).replace(str(link), "in") == wanted
+
+
 @pytest.mark.parametrize("text", ["", "c\n", "c\nd\ne\n", "x\ny\n"])
 @pytest.mark.parametrize("when", ["before it is read", "while it is read"])
 async def test_input_that_changes_during_the_run(
