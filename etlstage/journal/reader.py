@@ -46,7 +46,7 @@ from etlstage.sequencing import (
     Sequencer,
     clock_at,
 )
-from etlstage.settings.units import is_reader_name
+from etlstage.settings.units import READER_NAME, is_reader_name
 
 if TYPE_CHECKING:
     from etlstage.journal.journals import Journals
@@ -483,9 +483,7 @@ class CommittedReader:
     def _hold(self) -> int:
         name = str(self.name)
         if not is_reader_name(name):
-            raise JournalError(
-                f"reader's name is {name!r}, expected letters, digits, '-', '_', '.'"
-            )
+            raise JournalError(f"reader's name is {name!r}, expected {READER_NAME}")
         if self._journals.broker is not None:
             raise JournalError(
                 f"reader {name!r}: a broker keeps no readers; store position(), and pass it"

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from etlstage.errors import ConfigError
 from etlstage.settings.definition import Definition
 from etlstage.settings.problem import Problem
-from etlstage.settings.units import Pointer, is_reader_name
+from etlstage.settings.units import READER_NAME, Pointer, is_reader_name
 from etlstage.stage import Order
 
 __all__ = (
@@ -96,8 +96,7 @@ def reader_problems(given: Mapping[str, Any]) -> Iterable[Problem]:
     name = given.get("reader")
     # Without a name no position is stored.
     if isinstance(name, str) and name and not is_reader_name(name):
-        text = "is {got}, expected letters, digits, '-', '_', '.'"
-        yield Problem(("reader",), text, name)
+        yield Problem(("reader",), f"is {{got}}, expected {READER_NAME}", name)
 
 
 def remote_problems(given: Mapping[str, Any]) -> Iterable[Problem]:

@@ -29,6 +29,7 @@ __all__ = (
     "COMMAND",
     "DURATION",
     "FILES",
+    "READER_NAME",
     "SIZE",
     "Argument",
     "Command",
@@ -62,6 +63,13 @@ def of_files(format_: object) -> bool:
     return str(format_).lower() in FILES
 
 
+_READER: Final = 200  # most bytes in the name of a reader
+READER_NAME: Final = (
+    f"letters, digits, '-', '_' and, but first, '.', of at most {_READER} bytes"
+)
+"""What a reader of journals may be called."""
+
+
 def local_path(path: str) -> Path | None:
     """Return a path or a ``file:`` URL as a path; None: it is on another machine."""
     scheme, found, rest = path.partition(":")
@@ -71,8 +79,9 @@ def local_path(path: str) -> Path | None:
 
 
 def is_reader_name(name: str) -> bool:
-    """Return whether a reader of journals may have a name."""
-    return name.replace("-", "").replace("_", "").replace(".", "").isalnum()
+    """Return whether a reader of journals may have this name, as its files do."""
+    plain = name.replace("-", "").replace("_", "").replace(".", "").isalnum()
+    return plain and name[0] != "." and len(name.encode()) <= _READER
 
 
 class _Quantity(Kind):

@@ -174,8 +174,9 @@ class RowSinkKeys(SinkKeys):
         """Yield a problem if the output replaces files that are still needed."""
         if self.mode != "overwrite":
             return
+        folder = place.resolve()
         for at, file, what in look.needed():
-            if _is_in(place, file):
+            if _is_in(folder, file):
                 remedy = f"{what}: set another folder"
                 text = f"mode overwrite of {place} would remove {file}, {remedy}"
                 hidden = f"mode overwrite would remove {remedy}"
@@ -290,10 +291,10 @@ def _uncut(pipeline: PipelineKeys) -> str:
 
 
 def _is_in(folder: Path, path: Path) -> bool:
-    """Return whether a path is in a folder, or what it links to."""
+    """Return whether a path, or what it links to, is in a folder without links."""
     # A link in the folder is removed, too, wherever its target is.
     at = path.resolve(), path.parent.resolve() / path.name
-    return any(folder.resolve() in found.parents for found in at)
+    return any(folder in found.parents for found in at)
 
 
 def absent_input(

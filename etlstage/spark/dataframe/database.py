@@ -29,7 +29,7 @@ __all__ = (
     "with_option",
 )
 
-_NO_TABLE: Final = ("42P01", "42S02", "42Y07")
+_NO_TABLE: Final = ("42P01", "42S02", "42S03", "42S04", "42Y07")
 """SQLSTATEs of databases for a missing table; SQLite has only a text."""
 
 
