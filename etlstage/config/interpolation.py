@@ -97,6 +97,10 @@ class Interpolator:
         return Expanded(TOKEN.sub(replace, text), found)
 
     def _look_up(self, body: str) -> str:
+        if "${" in body:
+            raise ConfigError(
+                "'${' within a reference: set the variable, or default, to plain text"
+            )
         if body.startswith("file:"):
             return self._file(body.removeprefix("file:"))
         match = NAME.fullmatch(body)

@@ -9,7 +9,9 @@ asked only if the pipeline file sets an end.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
+from contextlib import suppress
 
 from etlstage.errors import EtlstageError, SourceFailed
 from etlstage.supervisor import AsyncSupervisor
@@ -41,16 +43,17 @@ async def ask_offset(supervisor: AsyncSupervisor, which: str) -> int:
     except EtlstageError as error:
         text = f"{error} (after request {request}: {remedy})"
         raise SourceFailed(text, stage=stage) from error
-    try:
+    with suppress(ValueError):
         (number,) = reply
-        return int(number)
-    except ValueError:
-        found = f"{len(reply)} messages" if len(reply) != 1 else "no number"
-        raise SourceFailed(
-            f"stage {stage}: the worker answered request {request} with {found}, expected"
-            f" one message, a whole number: {remedy}",
-            stage=stage,
-        ) from None
+        # Python would also read digits of other scripts, and "1_000" as 1000.
+        if re.fullmatch(rb"\s*-?[0-9]+\s*", number):
+            return int(number)
+    found = f"{len(reply)} messages" if len(reply) != 1 else "no number"
+    raise SourceFailed(
+        f"stage {stage}: the worker answered request {request} with {found}, expected"
+        f" one message, a whole number: {remedy}",
+        stage=stage,
+    )
 
 
 def fell_back(stage: str, latest: int, reached: int, remedy: str) -> SourceFailed:

@@ -91,6 +91,10 @@ def test_what_was_put_in_has_a_reference(
         ),
         ("x ${TOKEN", "'${' has no '}'; write '$${' for '${' itself"),
         (
+            "${NONE:-${TOKEN}}",
+            "'${' within a reference: set the variable, or default, to plain text",
+        ),
+        (
             "${x%.*}",
             (
                 "expected ${NAME}, ${NAME:-default} or ${file:path};"

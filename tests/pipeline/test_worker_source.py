@@ -216,6 +216,8 @@ async def test_worker_that_is_behind_what_it_gave() -> None:
         (("rounds", ""), "with 0 messages, expected one"),
         (("rounds", "5 6"), "with 2 messages, expected one"),
         (("rounds", "five"), "with no number, expected one"),
+        (("rounds", "5_0"), "with no number, expected one"),
+        (("rounds", "+5"), "with no number, expected one"),
         (("exits", 3), "exited with status 3"),
     ],
 )
