@@ -169,7 +169,7 @@ worker.load_batch(load)
 """
     options = {"command": command(program, "{staging}"), "batch__size": 3}
     writer = write(texts(spark, "a", "b", "c").coalesce(1), **options)
-    with pytest.raises(Exception, match="may have kept some of them twice"):
+    with pytest.raises(Exception, match="may have stored some messages twice"):
         writer.save(str(tmp_path / "o"))
     assert not [*(tmp_path / "o").glob("**/rows*")]
 
