@@ -614,7 +614,7 @@ class Link:
 
     def _end(self, event: Ended, now: float) -> None:
         """Deliver the exchanges that have ended, and count them."""
-        refusals, size = event.refusals, self._reply_bytes + event.overhead
+        refusals, read = event.refusals, self._reply_bytes
         self._reply_bytes = 0
         refused = None
         if refusals:
@@ -624,12 +624,12 @@ class Link:
             refused = Refusals(places, refusals, error)
         if not self._in_order:
             self.dispatch.time_each(event, now)
-        answered = self.dispatch.ended(event, size, refused)
+        answered = self.dispatch.ended(event, read + event.overhead, refused)
         self.answered += answered.messages
         if not self.dispatch.open.count:
             self._arm_deadlines(now)  # disarms, unless a status is still to come
         if self._metrics is not None and answered.exchanges:
-            self._metrics.answered(self._worker.name, *answered)
+            self._metrics.answered(self._worker.name, *answered, read)
             if (checker := self._backlog.checker) is not None:
                 self._metrics.mismatched(checker.found)
         self._note_wear()

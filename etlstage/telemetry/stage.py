@@ -127,7 +127,7 @@ class StageMetrics:
             exchanges: Number of exchanges.
             messages: Number of messages in all of them.
             size: Bytes of these messages.
-            reply_size: Bytes of the answers.
+            reply_size: Bytes of the answers, as read.
 
         """
         bound = self._worker(worker)
@@ -308,7 +308,7 @@ class StageMetrics:
             exchanges=counter("exchanges", "Exchanges answered."),
             messages=counter("messages", "Messages answered."),
             bytes_in=counter("input_bytes", "Bytes of the messages answered."),
-            bytes_out=counter("output_bytes", "Bytes of the answers."),
+            bytes_out=counter("output_bytes", "Bytes of the answers, as read."),
             stderr_lines=counter("stderr_lines", "Lines that workers wrote to stderr."),
             seconds=self._meter.histogram(
                 "etlstage_first_answer_seconds",

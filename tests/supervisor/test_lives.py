@@ -503,3 +503,16 @@ async def test_metrics_show_what_happened() -> None:
     ):
         assert line in during, during
     assert 'etlstage_workers_running{stage="t"} 0' in after
+
+
+@in_memory
+async def test_metrics_count_the_bytes_of_replies() -> None:
+    """As they were read, with their markers, not the memory they take (issue 22)."""
+    meter = PrometheusMeter()
+    async with acting(stage("words"), meter=meter) as supervisor:
+        await supervisor.submit([b"one two", b" ", b"three"])
+        await supervisor.submit([b"four"])
+
+    read = len(b"one\ntwo\n\0\0three\n\0four\n\0")
+    line = f'etlstage_output_bytes_total{{stage="t",worker="t-1"}} {read}.0'
+    assert line in meter.render().splitlines()

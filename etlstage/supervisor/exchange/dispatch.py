@@ -54,8 +54,6 @@ class Answered(NamedTuple):
     messages: int = 0
     size: int = 0
     """Bytes of the messages."""
-    reply_size: int = 0
-    """Bytes of memory that the replies take."""
 
 
 @dataclass(slots=True)
@@ -273,7 +271,7 @@ class Dispatcher:
             self._answered_any = self._backlog.answered = True
             if not self._commits:
                 self._backlog.step_on(messages)
-        return Answered(count, messages, size, reply_size)
+        return Answered(count, messages, size)
 
     def time_oldest(self, owed: int, seconds: float) -> None:
         """Record how long the oldest of ``owed`` exchanges took, if too long."""
