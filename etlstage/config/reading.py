@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -192,14 +193,6 @@ def _step(at: Value, step: str | int, loc: Loc) -> str | int:
     raise ConfigError(f"{where} is {kind}")
 
 
-def _name_of(node: Node) -> str | None:
-    """Return the value of a mapping's own key ``name``, if it has one."""
-    for key, value in node.value if isinstance(node, MappingNode) else ():
-        if getattr(key, "value", None) == "name" and isinstance(value, ScalarNode):
-            return str(value.value)
-    return None
-
-
 def _node_of(text: str) -> Node:
     """Return a text as a node: parsed if it looks like YAML, else a string."""
     if text.startswith(("[", "{", '"', "'")) or text == "null":
@@ -312,7 +305,7 @@ class _Reader:
 
     def _lay_by_name(self, below: list[Value], node: SequenceNode, loc: Loc) -> bool:
         """Merge list items by name, adding new ones; return False if they can't be."""
-        names = [_name_of(item) for item in node.value]
+        names = [self._name_of(item) for item in node.value]
         known = {
             item.get("name"): i
             for i, item in enumerate(below)
@@ -328,8 +321,17 @@ class _Reader:
                 below.append(self._item(item, (*loc, len(below))))
         return True
 
+    def _name_of(self, node: Node) -> str | None:
+        """Return a mapping's own ``name``, interpolated if possible; None: it has none."""
+        for key, value in node.value if isinstance(node, MappingNode) else ():
+            if getattr(key, "value", None) == "name" and isinstance(value, ScalarNode):
+                with suppress(ConfigError):  # reported when the item is read
+                    return self._interpolator.expand(value.value).text
+                return str(value.value)
+        return None
+
     def _tell_dropped(self, below: list[Value], node: SequenceNode, loc: Loc) -> None:
-        kept = {_name_of(item) for item in node.value}
+        kept = {self._name_of(item) for item in node.value}
         names = [
             str(item.get("name", "an item without a name"))
             for item in below

@@ -337,6 +337,49 @@ def test_items_with_names_become_one(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("base", "over"),
+    [
+        ("a", "${ETLSTAGE_ST}"),
+        ("${ETLSTAGE_ST}", "a"),
+        ("${ETLSTAGE_ST}", "${ETLSTAGE_NOPE:-a}"),
+        ("$${a}", "$${a}"),
+    ],
+)
+def test_items_with_inserted_names_become_one(
+    path: Path, monkeypatch: pytest.MonkeyPatch, base: str, over: str
+) -> None:
+    """Names are compared after their references are replaced (issue 23)."""
+    monkeypatch.setenv("ETLSTAGE_ST", "a")
+    layers = (
+        f"t: [{{name: b}}, {{name: '{base}'}}]\n",
+        f"t: [{{name: '{over}', c: 1}}]\n",
+    )
+    (other, merged) = changed(path, *layers)["t"]
+    assert other == {"name": "b"}
+    assert merged == {"name": "${a}" if base == over else "a", "c": "1"}
+
+
+def test_inserted_names_that_are_equal(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A list in which two items get the same name is not merged (issue 23)."""
+    monkeypatch.setenv("ETLSTAGE_ST", "a")
+    layers = "t: [{name: a}, {name: b}]\n", "t: [{name: a}, {name: '${ETLSTAGE_ST}'}]\n"
+    assert changed(path, *layers) == {"t": [{"name": "a"}, {"name": "a"}]}
+
+
+@pytest.mark.parametrize("others", ["", ", {name: a, c: 1}"])
+def test_inserted_name_that_is_not_set(path: Path, others: str) -> None:
+    """It has its own error, whether the list is merged or replaced (issue 23)."""
+    over = f"t: [{{name: '${{ETLSTAGE_NOPE}}'}}{others}]\n"
+    (problem,) = problems_of(path, "t: [{name: a}, {name: b}]\n", over)
+    assert problem == (
+        f"over0.yaml:1:12: t[{2 if others else 0}].name: environment variable"
+        " ETLSTAGE_NOPE is not set; set it or write ${ETLSTAGE_NOPE:-default}"
+    )
+
+
+@pytest.mark.parametrize(
     ("over", "dropped"),
     [
         ("t: [{c: 2}]\n", "a, an item without a name"),
