@@ -263,7 +263,11 @@ async def answers_before_it_ends(subject: Subject) -> None:
 
 
 async def ends(subject: Subject) -> None:
-    """The worker exits when its stdin ends: that is how it is stopped."""
+    """
+    The worker exits when its stdin ends: that is how it is stopped.
+
+    A load worker proves by exit status 0 that the messages it answered are loaded.
+    """
     async with subject.start() as worker:
         await worker.exchange(subject.messages(1))
         await subject.end(worker)

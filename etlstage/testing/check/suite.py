@@ -225,6 +225,9 @@ class Subject:
         fate = f"{describe_status(status)} when its stdin ended"
         if status < 0:
             worker.fail(fate)
+        loads = self.stage.kind is StageKind.LOAD
+        if self.dialect.failed(status, stopped=True, held=0, unproven=int(loads)):
+            worker.fail(f"{fate}, expected status 0 from a load worker")
         if status:
             self.advise(worker, f"it {fate}")
 

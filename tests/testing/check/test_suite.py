@@ -83,6 +83,17 @@ def test_planted_bug_is_found(script: Script, name: str, reason: str) -> None:
     assert reason in failures(scripted(script))[name]
 
 
+def test_load_worker_that_ends_badly_is_found() -> None:
+    """A run with it fails; that of a transform worker does not (issue 26)."""
+    fate = "exited with status 3 when its stdin ended"
+    script = answerers.ends_with(3)
+    reason = failures(scripted(script, kind=StageKind.LOAD, only=["ends"]))["ends"]
+    assert reason == f"the worker {fate}, expected status 0 from a load worker"
+    findings = scripted(script, only=["ends"])
+    assert failures(findings) == {}
+    assert said(findings, Verdict.ADVICE)["ends"] == f"it {fate}"
+
+
 def test_worker_that_collects_its_replies_in_a_buffer_is_found() -> None:
     """The reason names the remedy (issue 12)."""
     program = r'awk "{ printf \"%s\n%c\", \$0, 0 }"'
