@@ -15,6 +15,7 @@ import anyio
 
 from etlstage.messages import Run, StageKind, counted
 from etlstage.protocol.base import Shape
+from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.testing.check.suite import Advice, Check, NotApplicable, Subject
 from etlstage.testing.conversation import WorkerMisbehaved, WorkerUnderTest
 from etlstage.testing.replies import Reply
@@ -236,10 +237,26 @@ async def asks_until_its_batch_is_full(subject: Subject) -> None:
         if endless:
             await worker.send(worker.no_more())
         await worker.replies()
+        vain = not endless and _asks_in_vain(worker, size)
         await worker.exchange(subject.messages(1 if endless else 2 * size + 1))
         await subject.settle(worker)
+        if vain:
+            subject.advise(
+                worker,
+                "it writes BNC after the message that fills its batch: leave that out,"
+                f" or set dialect.bnc_after_last: true and batch.size: {size}",
+            )
     if endless:
         raise Advice(f"its batches have more than {_LARGEST} messages")
+
+
+def _asks_in_vain(worker: WorkerUnderTest, size: int) -> bool:
+    """Return whether undeclared BNC preceded its first reply, to a full batch."""
+    dialect = worker.stage.dialect
+    if not isinstance(dialect, MarkerDialect) or dialect.bnc_after_last:
+        return False
+    requests = dialect.markers.bnc * size
+    return worker.transcript.of(Channel.STDOUT).startswith(requests)
 
 
 async def _asked_or_answered(worker: WorkerUnderTest) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from typing import TypeAlias
 
@@ -12,7 +13,16 @@ from etlstage.testing import ScriptedWorker
 from etlstage.testing.scripted import Script, Stream
 from etlstage.worker.marking import find_markers
 
-__all__ = ("batched", "each", "echo", "ends_with", "lines", "makes", "reads")
+__all__ = (
+    "asks_until",
+    "batched",
+    "each",
+    "echo",
+    "ends_with",
+    "lines",
+    "makes",
+    "reads",
+)
 
 Batch: TypeAlias = Sequence[bytes]
 
@@ -53,6 +63,27 @@ def batched(*answers: Callable[[Batch], Batch | None]) -> Script:
                     outputs = answer(batch.split(b"\n")[:-1])
                     if outputs is not None:
                         await worker.reply(*outputs)
+
+    return work
+
+
+def asks_until(size: int, before: bytes) -> Script:
+    """Return a worker that fills batches; ``before`` precedes the outputs of a full one."""
+
+    async def work(worker: ScriptedWorker) -> None:
+        held, batch = b"", b""
+        while data := await worker.read():
+            held += data
+            while end := re.search(rb"[\n\x17]", held):
+                batch += held[: end.end()]
+                held = held[end.end() :]
+                full = batch.count(b"\n") == size
+                if full or batch.endswith(b"\x17"):
+                    batch = batch.removesuffix(b"\x17")
+                    await worker.write(before * full + batch + b"\0")
+                    batch = b""
+                else:
+                    await worker.write(b"\x05")
 
     return work
 

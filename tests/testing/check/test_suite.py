@@ -12,7 +12,7 @@ from etlstage.errors import ConfigError, WorkerStartFailed
 from etlstage.messages import StageKind
 from etlstage.protocol.marker import Markers, Mode
 from etlstage.protocol.marker.settings import MarkerDialect
-from etlstage.stage import ReplyContract, Stage
+from etlstage.stage import BatchPolicy, ReplyContract, Stage
 from etlstage.testing import ScriptedLaunch, ScriptedWorker, run_virtually
 from etlstage.testing.check import (
     Subject,
@@ -22,7 +22,14 @@ from etlstage.testing.check import (
 )
 from etlstage.testing.scripted import Script
 from tests.testing.check import answerers
-from tests.testing.check.answerers import batched, each, echo, lines, makes
+from tests.testing.check.answerers import (
+    asks_until,
+    batched,
+    each,
+    echo,
+    lines,
+    makes,
+)
 from tests.testing.check.checked import checked, failures, said, scripted
 
 
@@ -334,6 +341,30 @@ def test_batch_that_never_fills_is_advice() -> None:
     findings = scripted(ask_on, mode=Mode.BATCH_WORKER)
     assert failures(findings) == {}
     assert "more than 500" in said(findings, Verdict.ADVICE)[name]
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_worker_that_asks_after_a_full_batch_is_reported(size: int) -> None:
+    """Its stage has to declare that, and the size of its batch (issue 26)."""
+    name = "asks until its batch is full"
+    findings = scripted(asks_until(size, b"\x05"), mode=Mode.BATCH_WORKER)
+    assert failures(findings) == {}
+    assert said(findings, Verdict.ADVICE)[name] == (
+        "it writes BNC after the message that fills its batch: leave that out, or set"
+        f" dialect.bnc_after_last: true and batch.size: {size}"
+    )
+
+
+def test_worker_that_declares_its_last_request_passes() -> None:
+    """So does one that writes none after a full batch (issue 26)."""
+    name = "asks until its batch is full"
+    declared = MarkerDialect(mode=Mode.BATCH_WORKER, bnc_after_last=True)
+    script, stage = asks_until(3, b"\x05"), {"batch": BatchPolicy(size=3)}
+    findings = scripted(script, dialect=declared, stage=stage, only=[name])
+    assert said(findings, Verdict.PASSED).keys() == {"answers", name}
+    script = asks_until(3, b"")
+    findings = scripted(script, mode=Mode.BATCH_WORKER, only=[name])
+    assert said(findings, Verdict.PASSED).keys() == {"answers", name}
 
 
 def test_load_worker_with_outputs_is_reported() -> None:
