@@ -189,6 +189,12 @@ def test_what_its_author_should_know(bug: str, name: str, reason: str) -> None:
     assert reason in said(found(*bugs, only=[name]), Verdict.ADVICE)[name]
 
 
+def test_processor_whose_checkpoints_are_refused_has_checkpointed() -> None:
+    """Only the check about what it asks for is about them (issue 26)."""
+    name = "checkpoints at all"
+    assert name in said(found("invents numbers", only=[name]), Verdict.PASSED)
+
+
 def test_checks_that_need_checkpoints() -> None:
     """They don't apply to a processor that never checkpoints."""
     missed = said(found("never checkpoints"), Verdict.NOT_APPLICABLE)
