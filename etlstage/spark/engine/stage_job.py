@@ -116,10 +116,18 @@ class StageJob:
             be loaded.
 
         Raises:
-            StageError: If a stage can't process its messages.
+            StageError: If a stage can't process its messages, or the rows of a task are
+                missing.
 
         """
         outcomes = await self._run(spark, partial(staging.outcomes, spark))
+        if [outcome.partition for outcome in outcomes] != [*range(len(outcomes))]:
+            staging.whole = False  # so the next start runs the stages again
+            raise StageError(
+                f"{self._chain.source}: the staged rows of some tasks are missing:"
+                " something else removed them; start the run again",
+                stage=self._chain.source,
+            )
         failed = next((o.error for o in outcomes if o.error is not None), None)
         with tempfile.SpooledTemporaryFile(_IN_MEMORY) as file:
             if any(outcome.letters for outcome in outcomes):

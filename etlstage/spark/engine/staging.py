@@ -19,8 +19,8 @@ from typing import Final, NamedTuple, TypeAlias
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-from etlstage.disk import sync_all
-from etlstage.errors import ConfigError
+from etlstage.disk import sync, sync_all
+from etlstage.errors import ConfigError, StateUnusable
 from etlstage.pipeline.dead_letter.letter import DeadLetter
 from etlstage.pipeline.delivery.delivery import unusable
 from etlstage.pipeline.delivery.position import load, store
@@ -37,6 +37,7 @@ Pages: TypeAlias = "tuple[tuple[int, int], tuple[int, int]]"
 """The first and the last of some pages, each by its partition and its number."""
 
 _AT_ONCE: Final = 4 * 1024 * 1024  # bytes of letters, about
+_WHOLE: Final = ".whole.json"  # ends the name of a note whose folder has all rows
 _log = Log()
 
 
@@ -69,21 +70,39 @@ class Staging:
         self.whole: bool = whole
 
     def keep(self) -> None:
-        """Record that all rows are there, durably; blocks. Raises StateUnusable."""
+        """
+        Record that all rows are there, durably; blocks.
+
+        Raises:
+            StateUnusable: If that can't be recorded, or another run has taken over and
+                removed the rows.
+
+        """
         path = local_path(self._folder)
-        if self._note is None:
+        if self._note is None or self.whole:
             return
+        # Who takes over removes the note first, and then the rows. So they are all
+        # there if there was a note to rename, whatever comes behind it.
+        note = self._note.with_suffix(_WHOLE)
         try:
             if path is not None:
                 sync_all(path)
-            self._store(whole=True)
+            self._note.rename(note)
+            sync(note.parent)
+        except FileNotFoundError:
+            raise StateUnusable(
+                f"another run has taken over the state directory {note.parent}, and"
+                " removed what this run had staged"
+            ) from None
         except OSError as error:
-            raise unusable(self._note.parent, error) from error
+            raise unusable(note.parent, error) from error
+        self._note = note
         self.whole = True
 
     def note(self) -> None:
         """Record the folder, so that a later start can remove it; raises OSError."""
-        self._store(whole=False)
+        assert self._note is not None
+        store(self._note, {"folder": self._folder, "of": self._of})
 
     def fill(self, messages: DataFrame, chain: Chain) -> None:
         """Pass ``messages`` through the stages of ``chain``; blocks."""
@@ -152,11 +171,6 @@ class Staging:
                 error=explain(error),
             )
 
-    def _store(self, *, whole: bool) -> None:
-        assert self._note is not None
-        about = {"folder": self._folder, "of": self._of, "whole": whole}
-        store(self._note, about)
-
     def _notes(self, spark: SparkSession) -> DataFrame:
         rows = self._rows(spark).where("note is not null")
         return rows.select("partition", "place", "note")
@@ -198,19 +212,28 @@ class Keeper(NamedTuple):
 
     def find(self, spark: SparkSession) -> Staging | None:
         """Return what an earlier start has staged for this load; remove all else."""
+        while True:
+            try:
+                return self._find(spark)
+            except FileNotFoundError:
+                pass  # a run that was taken over has just renamed its note
+
+    def _find(self, spark: SparkSession) -> Staging | None:
         found: Staging | None = None
         for path in sorted(self.state.glob("staging-*.json"), reverse=True):
             try:
                 about = load(path)
-                folder, of, whole = about["folder"], about["of"], about["whole"]
+                folder, of = about["folder"], about["of"]
             except (ValueError, TypeError, KeyError):
                 path.unlink()
                 continue
+            whole = path.name.endswith(_WHOLE)
             staging = Staging(folder, note=path, of=of, whole=whole)
             ours = path.name.startswith(f"staging-{self.load}-") and of == self.of
             if found is None and whole and ours:
                 found = staging
             else:
+                path.unlink()
                 staging.remove(spark)
         return found
 

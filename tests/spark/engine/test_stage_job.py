@@ -9,6 +9,7 @@ import anyio.from_thread
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from etlstage.errors import StageError
 from etlstage.messages import StageKind
 from etlstage.pipeline import DeadLetters
 from etlstage.pipeline.dead_letter.store import letter_files
@@ -59,3 +60,26 @@ async def test_letters_of_a_run_that_is_called_off_are_not_booked(
     assert staging.scope.cancelled_caught
     assert not any(count for account in ledger for count in account.counts)
     assert not letter_files(tmp_path)
+
+
+class Partial(Staging):
+    """Staging from which the rows of the second of three tasks were removed."""
+
+    def outcomes(self, spark: SparkSession) -> list[TaskEnd]:
+        """Return the outcomes that are left."""
+        return [TaskEnd(partition, [[0] * 8] * 3, 0, None) for partition in (0, 2)]
+
+
+async def test_rows_of_a_task_that_are_missing(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """They are not loaded without the others, now or by the next start (issue 23)."""
+    ledger = Ledger.of_pipeline("e", ["t"], Account("l", StageKind.LOAD))
+    letters = DeadLetters(tmp_path, pipeline="p")
+    chain = Chain("e", [Stage(name="t", worker=("cat",))], letters)
+    staging = Partial(str(tmp_path / "rows"), whole=True)
+    with pytest.raises(
+        StageError, match="e: the staged rows of some tasks are missing"
+    ):
+        await StageJob(chain, ledger).settle(spark, staging)
+    assert not staging.whole

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from etlstage.errors import StateUnusable
 from etlstage.pipeline import DeadLetter
+from etlstage.pipeline.delivery import position
 from etlstage.spark.engine import staging as staging_module
-from etlstage.spark.engine.staging import Staging
+from etlstage.spark.engine.staging import Keeper, Staging
 from etlstage.spark.task.chain import ROWS
 
 pytestmark = pytest.mark.spark
@@ -63,3 +65,52 @@ def test_letters_are_read_by_pages(
     assert [one.partition for one in staging.outcomes(spark)] == [0, 1, 3]
     (message,) = staging.messages(spark).collect()
     assert (message["place"], message["value"]) == (7, "a message")
+
+
+def start(state: Path, number: int) -> Keeper:
+    """Return what a start of a load keeps its rows with."""
+    return Keeper(state, "l", number, "of")
+
+
+def test_what_another_run_has_removed_is_not_kept(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """A run that was taken over may still write to its folder (issue 23)."""
+    ours = start(tmp_path, 1).make(None, "rows")
+    assert start(tmp_path, 2).find(spark) is None
+    (tmp_path / "staging-l-1").mkdir()
+    with pytest.raises(StateUnusable, match="another run has taken over the state"):
+        ours.keep()
+    assert not ours.whole
+    assert start(tmp_path, 3).find(spark) is None
+
+
+def test_rows_that_are_kept_are_found(spark: SparkSession, tmp_path: Path) -> None:
+    """By the next start of the same load, as often as it starts."""
+    start(tmp_path, 1).make(None, "rows").keep()
+    for number in (2, 3):
+        found = start(tmp_path, number).find(spark)
+        assert found is not None
+        assert found.whole
+        found.keep()
+    assert Keeper(tmp_path, "other", 4, "of").find(spark) is None
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_rows_that_are_kept_while_another_run_looks(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It finds all of them: they are not removed behind their record (issue 23)."""
+    ours = start(tmp_path, 1).make(None, "rows")
+    (tmp_path / "staging-l-1").mkdir()
+
+    def load(path: Path) -> object:
+        about = position.load(path)
+        ours.keep()
+        return about
+
+    monkeypatch.setattr(staging_module, "load", load)
+    found = start(tmp_path, 2).find(spark)
+    assert found is not None
+    assert found.whole
+    assert (tmp_path / "staging-l-1").is_dir()
