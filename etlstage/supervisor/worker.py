@@ -510,7 +510,7 @@ class WorkerProcess:
             doubt = self.errors.lost(fate)
         loss = self._lose(untouched=untouched)
         unknown = 0 if untouched else loss.held
-        if status and not stopped and not (doubt or mistrust):
+        if status and not (stopped or doubt):
             unknown += unproven
         if self.error is None and not stopped:
             self.error = doubt or self._describe(loss.held)

@@ -186,6 +186,7 @@ async def test_worker_that_is_lost_with_a_message(
 
 
 HOLDS_BACK = """\
+    trap "exit 3" USR1
     echo $$ > pid
     while read line; do
         held="$held$line "
@@ -195,14 +196,17 @@ HOLDS_BACK = """\
 """
 
 
-async def test_worker_that_is_killed_while_it_is_idle(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGSEGV, signal.SIGUSR1])
+async def test_worker_that_fails_while_it_is_idle(
+    tmp_path: Path, kill: signal.Signals
+) -> None:
     """What it answered, and was still to store, is loaded again (issue 22)."""
     end = sink(tmp_path, load=HOLDS_BACK)
     end.begin(Epochs("l", 0, once=True, check=lambda: None))
     async with end:
         await end.write([b"1", b"2"])
         with end.supervisor.events() as events:
-            os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+            os.kill(int((tmp_path / "pid").read_text()), kill)
             async for event in events:
                 if isinstance(event, WorkerExited):
                     break
