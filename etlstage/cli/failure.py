@@ -31,6 +31,7 @@ __all__ = (
 FAILED = 1
 WRONG_USAGE = 2
 
+_PACKAGE: Final = Path(__file__).parents[1]
 _BEFORE: Final = 60
 """Maximum columns of a long line that are shown before the caret."""
 _LEAST: Final = 40
@@ -59,10 +60,17 @@ def show_error(error: Exception, *, debug: bool, secrets: Secrets | None = None)
             typer.echo(f"  {harmless(conceal(line))}", err=True)
     else:
         # Not every command has --debug, and a bug report needs the place.
-        *_, last = traceback.extract_tb(error.__traceback__)
-        place = f"{Path(last.filename).name}, line {last.lineno}"
-        complain(conceal(f"unexpected {type(error).__name__}: {error} ({place})"))
+        kind, place = type(error).__name__, _place(error)
+        complain(conceal(f"unexpected {kind}: {error}{place}"))
     return FAILED
+
+
+def _place(error: Exception) -> str:
+    """Return the last place in the package that an error came through, or nothing."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if (path := Path(frame.filename)).is_relative_to(_PACKAGE):
+            return f" ({path.relative_to(_PACKAGE.parent)}, line {frame.lineno})"
+    return ""
 
 
 @contextmanager
