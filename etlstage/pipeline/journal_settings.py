@@ -94,7 +94,7 @@ def start_problems(given: Mapping[str, Any]) -> Iterable[Problem]:
 def reader_problems(given: Mapping[str, Any]) -> Iterable[Problem]:
     """Yield the problem of ``reader`` if no reader can have this name."""
     name = given.get("reader")
-    # Without a name no position is stored.
+    # A run on trial has no name, and stores no position.
     if isinstance(name, str) and name and not is_reader_name(name):
         yield Problem(("reader",), f"is {{got}}, expected {READER_NAME}", name)
 

@@ -65,7 +65,7 @@ def of_files(format_: object) -> bool:
 
 _READER: Final = 200  # most bytes in the name of a reader
 READER_NAME: Final = (
-    f"letters, digits, '-', '_' and, but first, '.', of at most {_READER} bytes"
+    f"letters, digits, '-', '_' and '.', which is not first, in up to {_READER} bytes"
 )
 """What a reader of journals may be called."""
 

@@ -102,7 +102,7 @@ def test_it_is_built(folder: Path, start: str) -> None:
                 f"reader: {name!r}",
                 f":2:39: extract.journal.reader: is {name!r}, expected letters, digits,",
             )
-            for name in (" ", "0%", "/nonexistent", "-")
+            for name in (" ", "0%", "/nonexistent", "-", ".r")
         ),
         ("limit: 1GiB", "limit: much", "load.journal.limit: is 'much', expected"),
         ("limit: 1GiB", "sync: now", "load.journal.sync: is 'now', expected"),

@@ -225,8 +225,11 @@ def _batch_rules(given: Mapping[str, Any]) -> Iterable[Problem]:
     wanted = given.get("bnc_after_last", False) is not False
     if wanted and not asked:
         yield broken(("bnc_after_last",), "needs driver: worker")
-    if given.get("bnc_after_eob") is False and not asked:
-        yield broken(("bnc_after_eob",), "needs driver: worker")
+    if given.get("bnc_after_eob") is False:
+        if not asked:
+            yield broken(("bnc_after_eob",), "needs driver: worker")
+        elif not given.get("eob_then_eom"):
+            yield broken(("bnc_after_eob",), "needs eob_then_eom: true")
     if given.get("eob_after_full") is False and asked:
         yield broken(("eob_after_full",), "needs driver: supervisor")
 

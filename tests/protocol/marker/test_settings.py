@@ -154,7 +154,9 @@ def test_keys_of_a_batch_belong_to_who_closes_it() -> None:
             return [problem.text for problem in error.problems]
         return []
 
-    assert wrong(Mode.BATCH_WORKER, bnc_after_last=True, bnc_after_eob=False) == []
+    assert wrong(Mode.BATCH_WORKER, bnc_after_last=True) == []
+    assert wrong(Mode.BATCH_WORKER, eob_then_eom=True, bnc_after_eob=False) == []
+    assert wrong(Mode.BATCH_WORKER, bnc_after_eob=False) == ["needs eob_then_eom: true"]
     assert wrong(Mode.BATCH_SUPERVISOR, eob_after_full=False) == []
     assert wrong(Mode.BATCH_SUPERVISOR, bnc_after_last=True) == ["needs driver: worker"]
     assert wrong(Mode.BATCH_SUPERVISOR, bnc_after_eob=False) == ["needs driver: worker"]
