@@ -23,9 +23,9 @@ from pyspark.sql import DataFrame, SparkSession
 from etlstage.errors import ConfigError, guess, os_reason
 from etlstage.pipeline.interfaces import Output
 from etlstage.settings.units import local_path, of_files
-from etlstage.spark.dataframe.database import option
+from etlstage.spark.dataframe.database import Database, option
 from etlstage.spark.dataframe.read import TIMES
-from etlstage.spark.errors import text_of
+from etlstage.spark.errors import explain, text_of
 from etlstage.spark.session.job import over_connect
 
 __all__ = ("Destination",)
@@ -162,6 +162,12 @@ class Destination:
             problem = _unknown_format(spark, self.format)
             if problem is not None:
                 return problem
+        if self.of_database and not over_connect(spark):
+            try:
+                with Database(spark, self.options).connected():
+                    pass
+            except Exception as error:
+                return explain(error)
         path = self.local
         if path is None or not _here(spark):
             return None

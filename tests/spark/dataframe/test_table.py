@@ -280,6 +280,16 @@ async def test_what_stands_against_a_table_is_reported_first(
     )
 
 
+async def test_database_that_is_not_reached_is_reported_first(
+    spark: SparkSession, base: Database
+) -> None:
+    """Also at least once, when epochs are not in a table (issue 23)."""
+    with pytest.raises(
+        SinkFailed, match=r"load: there is no driver org\.nobody\.Driver"
+    ):
+        await sink_into(spark, base, driver="org.nobody.Driver").__aenter__()
+
+
 async def test_it_shows_what_a_start_waits_for(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
