@@ -221,7 +221,7 @@ def drop_letters(
     """Mark dead letters as dropped: they are no longer listed or retried."""
     changes = changes_of(overlays, values)
     state = find(place, changes).state
-    if not state.exists():
+    if not os.path.exists(state):
         typer.echo("no dead letters")
         return 0
     with ExitStack() as stack:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -72,7 +73,7 @@ def _infer(
 
 def _of_stage(place: Path, name: str | None) -> Sequence[Recording]:
     """Return the recordings of one stage, in the order of their names."""
-    paths = sorted(place.glob("*.rec")) if place.is_dir() else [place]
+    paths = sorted(place.glob("*.rec")) if os.path.isdir(place) else [place]
     try:
         found = [Recording.load(path) for path in paths]
     except OSError as error:

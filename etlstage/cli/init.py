@@ -6,6 +6,7 @@ All or nothing: no file is written before it is known that no other is in the wa
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterator, Mapping
 from importlib import resources
@@ -132,7 +133,7 @@ def _examples(folder: Path, name: str) -> dict[Path, bytes]:
 
 def _write(folder: Path, files: Mapping[Path, bytes], *, yes: bool) -> None:
     for path in sorted(files):
-        if path.exists():
+        if os.path.exists(path):
             raise ConfigError(
                 f"{path} exists already and is not overwritten; name a new directory"
             )
@@ -158,7 +159,7 @@ def _quoted(path: Path) -> str:
 
 def _others(folder: Path) -> int:
     """Return how many files and folders a folder has, without hidden ones."""
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         return 0
     return sum(not path.name.startswith(".") for path in folder.iterdir())
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from etlstage.cli.failure import complain
+from etlstage.cli.failure import complain, naming
 from etlstage.cli.options import JsonLines, new_app
 from etlstage.errors import ConfigError
 from etlstage.messages import counted
@@ -224,7 +224,7 @@ def _trim(path: Folder) -> int:
 def _opened(path: Path) -> Journals:
     from etlstage.journal import Journals
 
-    with _named_by_user():
+    with _named_by_user(), naming(path):
         return Journals.open(path, create=False)
 
 

@@ -6,6 +6,7 @@ Letters are read from their files one at a time, however many there are.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -68,13 +69,13 @@ def find(place: Path, changes: Changes) -> Letters:
         StateUnusable: If the records of what became of letters can't be read.
 
     """
-    letters = place.suffix == SUFFIX and place.is_file()
-    if (letters or place.is_dir()) and (changes.overlays or changes.values):
+    letters = place.suffix == SUFFIX and os.path.isfile(place)
+    if (letters or os.path.isdir(place)) and (changes.overlays or changes.values):
         raise ConfigError(f"--overlay and --set need a pipeline file, got {place}")
     if letters:
         folder = place.absolute().parent
         return Letters(place, folder.parent, Settled(folder), stage_of_file(place))
-    if place.is_dir():
+    if os.path.isdir(place):
         state = _checked_state(place)
         return Letters(place, state, Settled(state / FOLDER))
     document = _pipeline(place, changes)

@@ -6,6 +6,7 @@ Exit code 0: the same replies, byte for byte, and the same end; 1: any differenc
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -75,7 +76,7 @@ def _replay(
     """Replay a recorded conversation to a worker, and show which replies differ."""
     if file is None:
         return _replay_failures()
-    if file.is_dir():
+    if os.path.isdir(file):
         found = sorted(path.name for path in file.glob("*.rec"))
         has = f"such as {file / found[0]}" if found else "but it has none"
         raise ConfigError(f"{file} is a folder: name one recording, {has}")

@@ -9,6 +9,7 @@ next retry.
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
@@ -71,7 +72,8 @@ def retry(
     """Run dead letters through their stage and those after it, and load the results."""
     changes, verbosity = changes_of(overlays, values), Verbosity(debug, quiet)
     # No state directory is created where there is none.
-    parts = [one for one in Retries.of_file(file, changes) if one.state.exists()]
+    every = Retries.of_file(file, changes)
+    parts = [one for one in every if os.path.exists(one.state)]
     if not parts:
         return _nothing(stage)
     with ExitStack() as stack, Signals() as signals:

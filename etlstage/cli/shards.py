@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -143,7 +144,7 @@ def _opened(where: str, table: str | None) -> Iterator[SQLiteLeases | PostgresLe
     if not is_url(where) and Path(where).suffix in (".yaml", ".yml"):
         where, named = _of_file(Path(where))
         table = table or named
-    elif Path(where).is_dir():
+    elif os.path.isdir(where):
         where = str(Path(where) / LEASES_FILE)
     try:
         leases = open_leases(where, None, table=table or TABLE, made=None)

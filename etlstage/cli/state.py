@@ -7,6 +7,7 @@ Of the pipeline file, only the name, the ends and the state need be valid.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
@@ -59,7 +60,7 @@ def show_state(
 ) -> int:
     """Show what is stored, where the next run resumes, and what holds the lock."""
     found = find(place, changes_of(overlays, values))
-    if not found.state.exists():
+    if not os.path.exists(found.state):
         typer.echo("null" if as_json else f"nothing is stored in {_path(found.state)}")
         return 0
     edges = behind(found.state)
@@ -88,7 +89,7 @@ def reset_state(
 ) -> int:
     """Delete checkpoints, but no dead letters."""
     state = find(place, changes_of(overlays, values)).state
-    if not state.exists():
+    if not os.path.exists(state):
         typer.echo(f"nothing is stored in {_path(state)}")
         return 0
     with ExitStack() as stack:

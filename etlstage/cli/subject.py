@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
@@ -205,7 +206,7 @@ def _of_command(
 def _check_words(words: Sequence[str]) -> None:
     """Raise ConfigError for a pipeline file without --stage, or a missing script."""
     first = Path(words[0])
-    if len(words) == 1 and first.suffix in (".yaml", ".yml") and first.is_file():
+    if len(words) == 1 and first.suffix in (".yaml", ".yml") and os.path.isfile(first):
         *names, last = StageFile.read(first).stages
         raise ConfigError(
             f"{first} is a pipeline: choose one of its stages by --stage NAME:"

@@ -8,6 +8,7 @@ counter that the row had: it is a single statement, so the database decides.
 from __future__ import annotations
 
 import json
+import os
 import re
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -476,7 +477,7 @@ def open_leases(
     """
     if is_url(where):
         return PostgresLeases(where, application, **settings)
-    if application is None and not Path(where).is_file():
+    if application is None and not os.path.isfile(where):
         raise ConfigError(f"there is no file {where}")
     return SQLiteLeases(where, application, **settings)
 

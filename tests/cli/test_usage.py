@@ -12,6 +12,12 @@ import pytest
 
 from tests.cli.conftest import Etlstage
 
+LONG: Final = "x" * 300
+UNREAD: Final = "LONG.yaml: can't be read: file name too long"
+UNSTARTED: Final = (
+    "stage worker: can't start worker worker-1: File name too long; command: LONG.yaml"
+)
+
 
 @pytest.mark.parametrize(
     ("arguments", "error"),
@@ -32,6 +38,77 @@ def test_wrong_usage(etlstage: Etlstage, arguments: list[str], error: str) -> No
     assert result.stdout == ""
     (line,) = result.stderr.splitlines()
     assert line.startswith(f"etlstage: error: {error}")
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "error"),
+    [
+        ("state show LONG.yaml", 2, UNREAD),
+        ("state reset LONG.yaml", 2, UNREAD),
+        ("state take-over LONG.yaml", 2, UNREAD),
+        ("dlq ls LONG.yaml", 2, UNREAD),
+        ("dlq ls LONG.jsonl", 2, "LONG.jsonl: can't be read: file name too long"),
+        ("dlq show LONG.yaml 1", 2, UNREAD),
+        ("dlq drop LONG.yaml", 2, UNREAD),
+        ("dlq retry LONG.yaml", 2, UNREAD),
+        ("shards ls LONG", 2, "LONG: there is no file LONG"),
+        ("check LONG.yaml", 1, UNSTARTED),
+        ("try LONG.yaml", 1, UNSTARTED),
+        ("fuzz LONG.yaml", 2, UNSTARTED),
+        ("kcl simulate LONG.yaml", 1, UNSTARTED),
+        ("replay LONG", 2, "LONG: file name too long"),
+        ("expect infer LONG", 2, "LONG: file name too long"),
+        ("init LONG", 2, "LONG can't be written: file name too long"),
+        ("init --worker python LONG", 2, "LONG can't be written: file name too long"),
+        ("demo LONG", 2, "LONG can't be written: file name too long"),
+        ("journal ls LONG", 2, "LONG: file name too long"),
+        ("journal append LONG", 2, "LONG: file name too long"),
+    ],
+)
+def test_name_that_is_too_long(
+    etlstage: Etlstage, line: str, code: int, error: str
+) -> None:
+    """It is refused like any other that does not exist (issue 26)."""
+    result = etlstage(*line.replace("LONG", LONG).split())
+    assert (result.returncode, result.stdout) == (code, "")
+    (shown,) = result.stderr.splitlines()
+    assert shown.replace(LONG, "LONG") == f"etlstage: error: {error}"
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "output"),
+    [
+        ("state show FILE", 0, "nothing is stored in LONG"),
+        ("state reset FILE", 0, "nothing is stored in LONG"),
+        ("dlq ls FILE", 0, "no dead letters"),
+        (
+            "dlq show FILE 1",
+            2,
+            (
+                "etlstage: error: there is no dead letter '1';"
+                " see 'etlstage dlq ls pipeline.yaml'"
+            ),
+        ),
+        ("dlq drop FILE", 0, "no dead letters"),
+        ("dlq retry FILE", 0, "no dead letters: nothing to retry"),
+        (
+            "state take-over FILE",
+            2,
+            "etlstage: error: LONG/lock: can't be read: file name too long",
+        ),
+    ],
+)
+@pytest.mark.parametrize("durable", ["", "\n    durable: true"])
+def test_state_whose_name_is_too_long(
+    etlstage: Etlstage, pipeline: Path, line: str, code: int, output: str, durable: str
+) -> None:
+    """Nothing is stored there, as in any other that does not exist (issue 26)."""
+    text = pipeline.read_text().replace("upper.py]}", f"upper.py]}}{durable}")
+    pipeline.write_text(f"{text}state: {LONG}\n")
+    result = etlstage(*line.replace("FILE", str(pipeline)).split())
+    shown = (result.stdout + result.stderr).replace(f"{pipeline.parent}/", "")
+    assert result.returncode == code
+    assert shown.replace(LONG, "LONG") == f"{output}\n"
 
 
 def test_wrong_file(etlstage: Etlstage, tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from etlstage.pipeline.dead_letter.store import (
     SUFFIX,
     Replaced,
     Torn,
+    files_in,
     letter_file,
     make_settled,
     read_letters,
@@ -78,7 +79,7 @@ class Settled:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._files = sorted((folder / SETTLED).glob(f"*{SUFFIX}"))
+        self._files = files_in(folder / SETTLED)
         self._gone: dict[str, Became] = {}
         self._latest: dict[str, int] = {}
         self._stages: set[str] = set()
@@ -96,7 +97,7 @@ class Settled:
     @property
     def stages(self) -> list[str]:
         """Names of the stages that have a letter file, or ever had a letter."""
-        names = map(stage_of_file, self._folder.glob(f"*{SUFFIX}"))
+        names = map(stage_of_file, files_in(self._folder))
         others = (stage for one in self._behind for stage in one.stages)
         return sorted({*names, *self._stages, *others})
 
@@ -112,7 +113,7 @@ class Settled:
 
     def ids(self) -> set[str]:
         """Return the ids of this directory's remaining letters; blocks."""
-        names = map(stage_of_file, self._folder.glob(f"*{SUFFIX}"))
+        names = map(stage_of_file, files_in(self._folder))
         found = (item for name in {*names, *self._stages} for item in self._own(name))
         return {item.id for item in found if isinstance(item, DeadLetter)}
 

@@ -18,6 +18,7 @@ replaces the output are marked as *pending*.
 from __future__ import annotations
 
 import copy
+import errno
 import fcntl
 import json
 import os
@@ -51,6 +52,7 @@ __all__ = (
     "Replaced",
     "Torn",
     "cut",
+    "files_in",
     "letter_file",
     "letter_files",
     "make_settled",
@@ -521,7 +523,13 @@ def stage_of_file(path: Path) -> str:
 
 def letter_files(state: Path) -> list[Path]:
     """Return the letter files of a state directory, ordered by stage name."""
-    return sorted((state / FOLDER).glob(f"*{SUFFIX}"))
+    return files_in(state / FOLDER)
+
+
+def files_in(folder: Path) -> list[Path]:
+    """Return the files of letters in a folder, ordered by name."""
+    # Path.glob() raises for a name that is too long; there can't be such a folder.
+    return sorted(folder.glob(f"*{SUFFIX}")) if os.path.isdir(folder) else []
 
 
 def size_of(state: Path, stage: str) -> int:
@@ -623,6 +631,8 @@ def replacement(folder: Path) -> Replaced | None:
     except FileNotFoundError:
         return None
     except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:  # there can't be such a file
+            return None
         raise StateUnusable(f"{path}: can't be read: {os_reason(error)}") from error
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise StateUnusable(
