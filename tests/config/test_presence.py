@@ -316,6 +316,27 @@ def test_output_is_apart_from_the_state(
 
 
 @pytest.mark.parametrize(
+    ("old", "new", "error"),
+    [
+        ("path: out", "path: loop", "load.files.path: loop is not a folder"),
+        ("state: st", "state: loop", "state: loop is not a folder"),
+        ("cwd: bin", "cwd: loop", "transform[0].worker.cwd: there is no folder loop"),
+        ("path: in", "path: loop", "extract.files.path: there is no file or folder"),
+    ],
+)
+@pytest.mark.parametrize("mode", ["append", "overwrite"])
+def test_link_to_itself(path: Path, old: str, new: str, error: str, mode: str) -> None:
+    """It is an error at its key, like a path that does not exist (issue 23)."""
+    for name in ("in", "bin"):
+        (path.parent / name).mkdir()
+    (path.parent / "loop").symlink_to("loop")
+    content = OVERWRITTEN.format(source="in", target="out", end="files", mode=mode)
+    content += "state: st\ntransform: [{worker: {command: [cat], cwd: bin}}]\n"
+    (found,) = errors_of(path, content.replace(old, new))
+    assert found.startswith(error)
+
+
+@pytest.mark.parametrize(
     ("mode", "count"), [("append", 0), ("overwrite", 1), ("error", 0)]
 )
 def test_default_state_is_not_overwritten(path: Path, mode: str, count: int) -> None:

@@ -174,7 +174,7 @@ class RowSinkKeys(SinkKeys):
         """Yield a problem if the output replaces files that are still needed."""
         if self.mode != "overwrite":
             return
-        folder = place.resolve()
+        folder = Path(os.path.realpath(place))
         for at, file, what in look.needed():
             if _is_in(folder, file):
                 remedy = f"{what}: set another folder"
@@ -187,7 +187,8 @@ class RowSinkKeys(SinkKeys):
         """Yield a problem if the output and the state are not apart."""
         if look.keys.state is None and self.mode != "overwrite":
             return  # readers ignore .etlstage
-        output, state = place.resolve(), look.state.resolve()
+        # Unlike resolve(), it raises nothing for a link to itself.
+        output, state = (Path(os.path.realpath(path)) for path in (place, look.state))
         if output == state:
             how = "is"
         elif state in output.parents:
@@ -293,8 +294,8 @@ def _uncut(pipeline: PipelineKeys) -> str:
 def _is_in(folder: Path, path: Path) -> bool:
     """Return whether a path, or what it links to, is in a folder without links."""
     # A link in the folder is removed, too, wherever its target is.
-    at = path.resolve(), path.parent.resolve() / path.name
-    return any(folder in found.parents for found in at)
+    at = os.path.realpath(path), os.path.join(os.path.realpath(path.parent), path.name)
+    return any(folder in Path(found).parents for found in at)
 
 
 def absent_input(
