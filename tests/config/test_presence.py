@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -207,6 +208,8 @@ def test_data_that_is_not_there(path: Path, values: dict[str, str], error: str) 
     assert said.startswith(error)
 
 
+MODES = ("append", "overwrite", "error")
+
 OVERWRITTEN = """\
 name: x
 extract: {{files: {{path: {source}, format: text}}}}
@@ -283,21 +286,42 @@ transform:
 
 
 @pytest.mark.parametrize(
-    ("state", "target", "error"),
+    ("state", "target", "error", "modes"),
     [
-        ("out", "out", "out is the state directory out"),
-        ("out/st", "out", "out contains the state directory out/st"),
-        ("st", "st/out", "st/out is in the state directory st"),
-        ("st", "link/out", "link/out is in the state directory st"),
-        ("st", "file:HERE/st/out", "st/out is in the state directory st"),
-        ("st", "out", ""),
-        ("out2", "out", ""),
+        ("out", "out", "out is the state directory out", MODES),
+        ("out/st", "out", "out contains the state directory out/st", MODES),
+        ("out/.st", "out", "out contains the state directory out/.st", MODES[1:2]),
+        ("out/_a/b", "out", "out contains the state directory out/_a/b", MODES[1:2]),
+        ("st", "st/spool-1", "st/spool-1 is in the state directory st", MODES[1:2]),
+        (
+            "st",
+            "link/edge-s/out",
+            "link/edge-s/out is in the state directory st",
+            MODES[1:2],
+        ),
+        (
+            "st",
+            "file:HERE/st/dead_letters",
+            "st/dead_letters is in the state directory st",
+            MODES[1:2],
+        ),
+        ("st", "st/out", "", ()),
+        ("st", "link/out", "", ()),
+        (".", "out", "", ()),
+        ("st", "out", "", ()),
+        ("out2", "out", "", ()),
     ],
 )
-@pytest.mark.parametrize("mode", ["append", "overwrite", "error"])
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("end", ["files", "spark"])
 def test_output_is_apart_from_the_state(
-    path: Path, state: str, target: str, error: str, mode: str, end: str
+    path: Path,
+    state: str,
+    target: str,
+    error: str,
+    modes: Sequence[str],
+    mode: str,
+    end: str,
 ) -> None:
     """Files of the state would be read as rows, or be replaced by them (issue 23)."""
     for name in ("in", "st"):
@@ -309,7 +333,7 @@ def test_output_is_apart_from_the_state(
     assert (
         errors_of(path, content)
         == [f"load.{end}.path: {error}: set two folders, neither of them in the other"][
-            : bool(error)
+            : mode in modes
         ]
     )
     assert errors_of(path, content, loads=False) == []
@@ -337,13 +361,20 @@ def test_link_to_itself(path: Path, old: str, new: str, error: str, mode: str) -
 
 
 @pytest.mark.parametrize(
-    ("mode", "count"), [("append", 0), ("overwrite", 1), ("error", 0)]
+    ("target", "mode", "count"),
+    [
+        (".etlstage", "append", 0),
+        (".etlstage", "overwrite", 1),
+        (".etlstage", "error", 0),
+        (".etlstage/x", "append", 1),
+        (".etlstage/x", "overwrite", 1),
+    ],
 )
-def test_default_state_is_not_overwritten(path: Path, mode: str, count: int) -> None:
+def test_default_state_is_not_overwritten(
+    path: Path, target: str, mode: str, count: int
+) -> None:
     """It has the dead letters of each run, and the lock (issue 23)."""
-    content = OVERWRITTEN.format(
-        source="in", target=".etlstage", end="files", mode=mode
-    )
+    content = OVERWRITTEN.format(source="in", target=target, end="files", mode=mode)
     (path.parent / "in").mkdir()
     assert len(errors_of(path, content)) == count
 

@@ -6,6 +6,7 @@ import glob
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
@@ -13,6 +14,7 @@ from etlstage.config.end import Keys, SinkKeys, Site, SourceKeys, located
 from etlstage.errors import guess
 from etlstage.messages import counted
 from etlstage.pipeline.delivery.delivery import Bounds
+from etlstage.pipeline.delivery.folder import EDGES
 from etlstage.settings.ddl import DDL, columns_of
 from etlstage.settings.definition import broken, judged
 from etlstage.settings.kind import Choice, Schema
@@ -27,6 +29,8 @@ __all__ = ("EpochKeys", "RowSinkKeys", "RowSourceKeys", "absent_input")
 
 MANY: Final = set("*?[{")
 """Characters that make a path a pattern of files."""
+_OWN: Final = ("dead_letters", "checkpoint", EDGES, "spool-*", "staging-*")
+"""Folders of a state directory that have files of the state."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -184,17 +188,20 @@ class RowSinkKeys(SinkKeys):
                 return
 
     def _mingled(self, place: Path, loc: Loc, look: Look) -> Iterator[Problem]:
-        """Yield a problem if the output and the state are not apart."""
-        if look.keys.state is None and self.mode != "overwrite":
-            return  # readers ignore .etlstage
+        """Yield a problem if files of the state would be read as rows, or removed."""
         # Unlike resolve(), it raises nothing for a link to itself.
         output, state = (Path(os.path.realpath(path)) for path in (place, look.state))
+        replaces = self.mode == "overwrite"
         if output == state:
             how = "is"
-        elif state in output.parents:
-            how = "is in"
         elif output in state.parents:
+            # The default state is in .etlstage, which readers skip.
+            skipped = look.keys.state is None or _is_hidden(state.relative_to(output))
+            if skipped and not replaces:
+                return
             how = "contains"
+        elif state in output.parents and replaces and _is_own(output, state):
+            how = "is in"
         else:
             return
         remedy = "set two folders, neither of them in the other"
@@ -296,6 +303,17 @@ def _is_in(folder: Path, path: Path) -> bool:
     # A link in the folder is removed, too, wherever its target is.
     at = os.path.realpath(path), os.path.join(os.path.realpath(path.parent), path.name)
     return any(folder in Path(found).parents for found in at)
+
+
+def _is_hidden(path: Path) -> bool:
+    """Return whether readers skip a path, because of a name in it."""
+    return any(name.startswith((".", "_")) for name in path.parts)
+
+
+def _is_own(output: Path, state: Path) -> bool:
+    """Return whether the output is in a folder that holds files of the state."""
+    first = output.relative_to(state).parts[0]
+    return any(fnmatchcase(first, pattern) for pattern in _OWN)
 
 
 def absent_input(
