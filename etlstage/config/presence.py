@@ -268,19 +268,28 @@ class Look:
 
     def needed(self) -> Iterator[tuple[Loc, Path, str]]:
         """Yield what a load must not remove: the key that names it, its path, its role."""
-        yield ("name",), self._document.path, "the pipeline file"
+        # Values that were set have no lines.
+        files = [source.name for source in self._document.sources if source.lines]
+        for n, file in enumerate(files):
+            yield ("name",), Path(file), "an overlay" if n else "the pipeline file"
         source = self.keys.extract.end
         key = "extract", name_of(source), "path"
-        for file in source.reads(self):
-            yield key, file, "a file that the extract stage reads"
+        for read in source.reads(self):
+            yield key, read, "a file that the extract stage reads"
         for loc, stage in self.keys.stages():
-            if self.runs_here and stage.stage is not None:
+            if stage.stage is None:
+                continue
+            if isinstance(schema := stage.stage.expect.schema, Path):
+                at = *loc, "expect", "schema"
+                yield at, self.folder / schema, f"the schema of stage {stage.name}"
+            if self.runs_here:
                 program, at = stage.stage.program, (*loc, "worker")
-                folder, words = self.folder / (program.cwd or ""), program.command
+                folder = self.folder / (program.cwd or "")
                 yield at, folder, f"the folder of stage {stage.name}"
-                for word in (words[0], words[script(words) or 0]):
+                for word in program.command:
                     if os.path.isfile(folder / word):
-                        yield at, folder / word, f"a program of stage {stage.name}"
+                        what = f"a file in the command of stage {stage.name}"
+                        yield at, folder / word, what
 
     def edges(self) -> Iterator[DurableEdge]:
         """Yield the durable edges, in order."""

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from etlstage.config.loader import examine
+from etlstage.config.reading import UNCHANGED, Changes
 from etlstage.errors import ConfigError
 from etlstage.pipeline.delivery.folder import edge_folder
 from etlstage.pipeline.delivery.record import CommitRecord
@@ -27,11 +28,13 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "p.yaml"
 
 
-def errors_of(path: Path, content: str, *, loads: bool = True) -> list[str]:
+def errors_of(
+    path: Path, content: str, changes: Changes = UNCHANGED, *, loads: bool = True
+) -> list[str]:
     """Return what is wrong with a file, without places and folders; maybe nothing."""
     path.write_text(content)
     try:
-        examine(path, loads=loads)
+        examine(path, changes, loads=loads)
     except ConfigError as error:
         here = f"{path.parent}/"
         return [p.replace(here, "").split(": ", 1)[1] for p in error.problems]
@@ -257,9 +260,13 @@ def test_input_is_not_overwritten(
         ("'file:'", "p.yaml, the pipeline file"),
         ("..", "p.yaml, the pipeline file"),
         ("here", "p.yaml, the pipeline file"),
-        ("bin", "other/../bin/clean.py, a program of stage clean"),
-        ("tools", "other/cwd/../../tools/tool, a program of stage tool"),
-        ("other", "other/cwd, the folder of stage tool"),
+        ("bin", "other/../bin/clean.py, a file in the command of stage clean"),
+        ("tools", "other/cwd/../../tools/tool, a file in the command of stage tool"),
+        ("other", "other, the folder of stage clean"),
+        ("other/cwd", "other/cwd, the folder of stage tool"),
+        ("awk", "other/../awk/a.awk, a file in the command of stage clean"),
+        ("conf", "conf/test.yaml, an overlay"),
+        ("schemas", "schemas/s.json, the schema of stage clean"),
         ("in/new", ""),
     ],
 )
@@ -268,17 +275,25 @@ def test_pipeline_is_not_overwritten(
     path: Path, target: str, removed: str, end: str
 ) -> None:
     """Output never replaces the folder of the file, or of its programs (issue 23)."""
-    for name in ("bin/clean.py", "tools/tool", "in/f", "other/cwd/f"):
+    files = ("bin/clean.py", "awk/a.awk", "tools/tool", "in/f", "other/cwd/f")
+    for name in files:
         (path.parent / name).parent.mkdir(parents=True, exist_ok=True)
         program(path.parent / name)
+    for name, text in (("conf/test.yaml", "drain: 5s\n"), ("schemas/s.json", "{}")):
+        (path.parent / name).parent.mkdir()
+        (path.parent / name).write_text(text)
     (path.parent / "here").symlink_to(".")
     content = OVERWRITTEN.format(source="in", target=target, end=end, mode="overwrite")
     content += """\
 transform:
-- {name: clean, worker: {command: [python, ../bin/clean.py], cwd: other}}
+- name: clean
+  worker: {command: [python, ../bin/clean.py, -f, ../awk/a.awk], cwd: other}
+  expect: {schema: schemas/s.json}
 - {name: tool, worker: {command: [../../tools/tool, f], cwd: other/cwd}}
 """
-    errors = [error.split(": ", 1)[1] for error in errors_of(path, content)]
+    changes = Changes([path.parent / "conf/test.yaml"], ["state=st"])
+    found = errors_of(path, content, changes)
+    errors = [error.split(": ", 1)[1] for error in found]
     assert [error.split(" would remove ")[-1] for error in errors] == [
         f"{removed}: set another folder"
     ][: bool(removed)]

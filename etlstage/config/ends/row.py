@@ -176,7 +176,7 @@ class RowSinkKeys(SinkKeys):
 
     def _removed(self, place: Path, loc: Loc, look: Look) -> Iterator[Problem]:
         """Yield a problem if the output replaces files that are still needed."""
-        if self.mode != "overwrite":
+        if self.mode != "overwrite" or not os.path.isdir(place):
             return
         folder = Path(os.path.realpath(place))
         for at, file, what in look.needed():
@@ -299,10 +299,10 @@ def _uncut(pipeline: PipelineKeys) -> str:
 
 
 def _is_in(folder: Path, path: Path) -> bool:
-    """Return whether a path, or what it links to, is in a folder without links."""
+    """Return whether a path, or what it links to, is a folder without links or in it."""
     # A link in the folder is removed, too, wherever its target is.
     at = os.path.realpath(path), os.path.join(os.path.realpath(path.parent), path.name)
-    return any(folder in Path(found).parents for found in at)
+    return any(folder in (Path(found), *Path(found).parents) for found in at)
 
 
 def _is_hidden(path: Path) -> bool:
