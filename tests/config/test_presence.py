@@ -254,6 +254,46 @@ def test_input_is_not_overwritten(
 
 
 @pytest.mark.parametrize(
+    ("source", "target", "removed"),
+    [
+        ("in", "in", True),
+        ("in", "in/a=1", True),
+        ("in", "out", False),
+        ("'in/*'", "in", True),
+        ("link", "in", True),
+    ],
+)
+def test_input_that_can_not_all_be_read(
+    path: Path, source: str, target: str, *, removed: bool
+) -> None:
+    """It is an error of the input, which is not overwritten either (issue 23)."""
+    input_with_links(path.parent)
+    (path.parent / "in/a=1/lock").symlink_to("user@host.1")
+    content = OVERWRITTEN.format(
+        source=source, target=target, end="files", mode="overwrite"
+    )
+    first, *others = errors_of(path, content)
+    lock = "link/a=1/lock" if source == "link" else "in/a=1/lock"
+    assert first == (
+        f"extract.files.path: can't read {lock}: no such file or directory"
+    )
+    assert [error.partition(" would remove ")[2] for error in others] == [
+        f"{lock}, a file that the extract stage reads: set another folder"
+    ][:removed]
+
+
+def test_input_that_is_a_pipe(path: Path) -> None:
+    """It is an error of the file, and never opened (issue 23)."""
+    (path.parent / "in").mkdir()
+    os.mkfifo(path.parent / "in/pipe")
+    content = OVERWRITTEN.format(source="in", target="out", end="files", mode="append")
+    (error,) = errors_of(path, content)
+    assert error.startswith(
+        "extract.files.path: can't read in/pipe: it is not a regular file"
+    )
+
+
+@pytest.mark.parametrize(
     ("target", "removed"),
     [
         (".", "p.yaml, the pipeline file"),

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self
 
 from etlstage.config.end import End, Site, one_load, unrecorded, without_arrow
 from etlstage.config.ends.row import RowSinkKeys, RowSourceKeys, absent_input
-from etlstage.errors import guess
+from etlstage.errors import guess, os_reason
 from etlstage.settings.ddl import DDL, Type, columns_of
 from etlstage.settings.definition import UNREAD, broken
 from etlstage.settings.problem import Loc, Problem
@@ -77,18 +76,33 @@ class FileSourceKeys(RowSourceKeys):
         return _rules(_read(given))
 
     def missing(self, loc: Loc, look: Look) -> Iterator[Problem]:
-        """Yield a problem if there is no input."""
+        """Yield a problem if there is no input, or it has what can't be read."""
         yield from without_arrow(loc)
-        yield from absent_input(self.path, look.path(self.path), loc, look)
+        absent = [*absent_input(self.path, look.path(self.path), loc, look)]
+        yield from absent
+        if absent or (error := self._found(look)[1]) is None:
+            return
+        why = os_reason(error)
+        text = f"can't read {error.filename}: {why}"
+        hidden = f"has a file that can't be read: {why}"
+        yield Problem((*loc, "path"), text, hidden=hidden)
 
     def reads(self, look: Look) -> Iterator[Path]:
         """Yield the files of the input that are on this machine."""
+        files, error = self._found(look)
+        yield from files if error is None else [Path(error.filename)]
+
+    def _found(self, look: Look) -> tuple[list[Path], OSError | None]:
+        """Return the files of the input, or the error that keeps them from being read."""
         from etlstage.files.find import PartitionsInvalid, find
 
         place = look.path(self.path)
-        # What keeps files from being found is reported when they are read.
-        with suppress(OSError, PartitionsInvalid):
-            yield from [file.path for file in find(str(place))] if place else ()
+        try:
+            return [file.path for file in find(str(place))] if place else [], None
+        except PartitionsInvalid:
+            return [], None  # reported when they are read
+        except OSError as error:
+            return [], error
 
     @classmethod
     def instead(cls, written: Mapping[str, Any]) -> Mapping[str, Any]:
