@@ -29,7 +29,7 @@ from etlstage.pipeline.delivery.folder import EDGES, behind
 from etlstage.pipeline.delivery.record import CommitRecord
 from etlstage.protocol.base import Limits, Side
 from etlstage.settings.definition import broken, judged
-from etlstage.settings.problem import Loc, Problem
+from etlstage.settings.problem import Loc, Problem, dotted
 from etlstage.stage import Stage, WorkerProgram
 from etlstage.stage.stage import PYTHONS
 from etlstage.supervisor.contract import checker_of, with_schema
@@ -267,11 +267,11 @@ class Look:
         return self.folder / (self.keys.state or f".etlstage/{self.keys.name}")
 
     def needed(self) -> Iterator[tuple[Loc, Path, str]]:
-        """Yield what a load must not remove: the key that names it, its path, its role."""
+        """Yield what a load must not remove: the key of it, if any, its path, its role."""
         # Values that were set have no lines.
         files = [source.name for source in self._document.sources if source.lines]
         for n, file in enumerate(files):
-            yield ("name",), Path(file), "an overlay" if n else "the pipeline file"
+            yield (), Path(file), "an overlay" if n else "the pipeline file"
         source = self.keys.extract.end
         key = "extract", name_of(source), "path"
         for read in source.reads(self):
@@ -279,17 +279,18 @@ class Look:
         for loc, stage in self.keys.stages():
             if stage.stage is None:
                 continue
+            hides = self.hides((*loc, "name"))
+            who = dotted(loc) if hides else f"stage {stage.name}"
             if isinstance(schema := stage.stage.expect.schema, Path):
                 at = *loc, "expect", "schema"
-                yield at, self.folder / schema, f"the schema of stage {stage.name}"
+                yield at, self.folder / schema, f"the schema of {who}"
             if self.runs_here:
                 program, at = stage.stage.program, (*loc, "worker")
                 folder = self.folder / (program.cwd or "")
-                yield at, folder, f"the folder of stage {stage.name}"
+                yield at, folder, f"the folder of {who}"
                 for word in program.command:
                     if os.path.isfile(folder / word):
-                        what = f"a file in the command of stage {stage.name}"
-                        yield at, folder / word, what
+                        yield at, folder / word, f"a file in the command of {who}"
 
     def edges(self) -> Iterator[DurableEdge]:
         """Yield the durable edges, in order."""
@@ -320,8 +321,8 @@ class Look:
     # --- problems -------------------------------------------------------------------
 
     def hides(self, loc: Loc) -> bool:
-        """Return whether a value must not be shown, as it may be a secret."""
-        return self._document.secret(loc)
+        """Return whether a key's value must not be shown, as it may be a secret."""
+        return bool(loc) and self._document.secret(loc)
 
     def absent(
         self,

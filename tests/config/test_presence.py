@@ -434,6 +434,39 @@ def test_default_state_is_not_overwritten(
     assert len(errors_of(path, content)) == count
 
 
+@pytest.mark.parametrize(
+    ("target", "more", "error"),
+    [
+        (".etlstage", "", "the output contains the state directory"),
+        ("st", "state: ${SEC}", "the output is the state directory"),
+        (".", "", "mode overwrite of . would remove p.yaml, the pipeline file"),
+        (
+            "in/w",
+            "transform: [{name: '${SEC}', worker: {command: [cat], cwd: in/w}}]",
+            "mode overwrite of in/w would remove in/w, the folder of transform[0]",
+        ),
+        (
+            "in/w",
+            "transform: [{worker: {command: [cat], cwd: 'in/${W}'}}]",
+            "mode overwrite would remove the folder of stage transform-1",
+        ),
+    ],
+)
+def test_interpolated_values_are_not_shown(
+    path: Path, monkeypatch: pytest.MonkeyPatch, target: str, more: str, error: str
+) -> None:
+    """A name may be a secret; the pipeline file's path is not from a key (issue 23)."""
+    monkeypatch.setenv("SEC", "st")
+    monkeypatch.setenv("W", "w")
+    (path.parent / "in/w").mkdir(parents=True)
+    content = OVERWRITTEN.format(
+        source="in", target=target, end="files", mode="overwrite"
+    ).replace("name: x", "name: '${SEC}'")
+    (found,) = errors_of(path, content + more)
+    shown = found.replace(str(path.parent), ".").rpartition(": set ")[0]
+    assert shown == f"load.files.path: {error}"
+
+
 def test_journals_are_not_overwritten(path: Path) -> None:
     """A set of journals that is read is not replaced by output (issue 23)."""
     for name in ("in/set", "in/other"):

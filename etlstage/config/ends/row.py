@@ -207,7 +207,8 @@ class RowSinkKeys(SinkKeys):
         remedy = "set two folders, neither of them in the other"
         text = f"{place} {how} the state directory {look.state}: {remedy}"
         hidden = f"the output {how} the state directory: {remedy}"
-        yield Problem(loc, hidden if look.hides(("state",)) else text, hidden=hidden)
+        key = "name" if look.keys.state is None else "state"
+        yield Problem(loc, hidden if look.hides((key,)) else text, hidden=hidden)
 
     def _unfolded(self, loc: Loc) -> Iterator[Problem]:
         """Yield the columns that can't be folders."""
