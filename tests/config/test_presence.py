@@ -581,6 +581,16 @@ def test_column_is_a_folder_once(path: Path, end: str) -> None:
     ]
 
 
+@pytest.mark.parametrize("end", ["files", "spark"])
+def test_column_is_left_for_the_files(path: Path, end: str) -> None:
+    """Neither Arrow nor Spark can write rows without columns (issue 23)."""
+    keys = 'path: new, schema: "id long, y int", partition_by: [y, id]'
+    content = MINIMAL.replace("{worker: {command: [cat]}}", f"{{{end}: {{{keys}}}}}")
+    assert errors_of(path, content) == [
+        f"load.{end}.partition_by: leaves no column for the files themselves"
+    ]
+
+
 SECRET = "hunter2"  # noqa: S105
 
 

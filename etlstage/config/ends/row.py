@@ -232,6 +232,9 @@ class RowSinkKeys(SinkKeys):
                     " rename the column"
                 )
                 yield broken((*loc, "partition_by", i), text, at_key=False)
+        if set(columns) <= set(self.partition_by):
+            text = "leaves no column for the files themselves"
+            yield broken((*loc, "partition_by"), text)
 
     def about(self, stage: LoadKeys, site: Site) -> Iterator[tuple[str, str]]:
         """Yield where it goes, what becomes columns, and how much is written at once."""
