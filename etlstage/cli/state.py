@@ -25,7 +25,7 @@ from etlstage.errors import ConfigError
 from etlstage.messages import counted
 from etlstage.pipeline.dead_letter.store import FOLDER
 from etlstage.pipeline.delivery.delivery import Delivery, take_over, unusable
-from etlstage.pipeline.delivery.folder import EDGES, JOURNALS, behind
+from etlstage.pipeline.delivery.folder import EDGES, JOURNALS, WAITING, behind
 from etlstage.pipeline.delivery.holder import LOCK, Holder, holder_of
 from etlstage.pipeline.delivery.record import RECORDS, CommitRecord
 from etlstage.telemetry.terminal import harmless
@@ -37,10 +37,8 @@ __all__ = ("app", "reset_state", "show_state", "take_state_over")
 
 OF_STREAMS: Final = ("checkpoint", "failed.json", "stop", "stop-now")
 """What engine streaming stores in addition."""
-WAITING: Final = ("spool-*", "staging-*")
-"""Patterns of where messages wait that were read, or made by stages."""
 NOTE: Final = "*.json"
-"""Records about these. They stay: the next run removes what they name, wherever."""
+"""Records about what waits. They stay: the next run removes what they name, wherever."""
 
 app: typer.Typer = new_app("state")
 

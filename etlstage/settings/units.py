@@ -56,18 +56,16 @@ __all__ = (
 
 FILES: Final = ("avro", "csv", "json", "orc", "parquet", "text", "xml")
 """Formats of Spark that are files in a folder."""
-
-
-def of_files(format_: object) -> bool:
-    """Return whether a format, in whatever case, is files in a folder."""
-    return str(format_).lower() in FILES
-
-
 _READER: Final = 200  # most bytes in the name of a reader
 READER_NAME: Final = (
     f"letters, digits, '-', '_' and '.', which is not first, in up to {_READER} bytes"
 )
 """What a reader of journals may be called."""
+
+
+def of_files(format_: object) -> bool:
+    """Return whether a format, in whatever case, is files in a folder."""
+    return str(format_).lower() in FILES
 
 
 def local_path(path: str) -> Path | None:

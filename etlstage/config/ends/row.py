@@ -14,7 +14,7 @@ from etlstage.config.end import Keys, SinkKeys, Site, SourceKeys, located
 from etlstage.errors import guess
 from etlstage.messages import counted
 from etlstage.pipeline.delivery.delivery import Bounds
-from etlstage.pipeline.delivery.folder import EDGES
+from etlstage.pipeline.delivery.folder import EDGES, WAITING
 from etlstage.settings.ddl import DDL, columns_of
 from etlstage.settings.definition import broken, judged
 from etlstage.settings.kind import Choice, Schema
@@ -29,7 +29,7 @@ __all__ = ("EpochKeys", "RowSinkKeys", "RowSourceKeys", "absent_input")
 
 MANY: Final = set("*?[{")
 """Characters that make a path a pattern of files."""
-_OWN: Final = ("dead_letters", "checkpoint", EDGES, "spool-*", "staging-*")
+_OWN: Final = ("dead_letters", "checkpoint", EDGES, *WAITING)
 """Folders of a state directory that have files of the state."""
 
 

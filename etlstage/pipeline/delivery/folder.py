@@ -22,6 +22,7 @@ __all__ = (
     "EDGES",
     "JOURNALS",
     "READER",
+    "WAITING",
     "behind",
     "edge_folder",
     "edge_name",
@@ -30,6 +31,8 @@ __all__ = (
     "opened",
 )
 
+WAITING: Final = ("spool-*", "staging-*")
+"""Patterns of where messages wait that were read, or made by stages."""
 EDGES: Final = "edge-*"
 """The state directories of the parts after durable edges, in the pipeline's own."""
 JOURNALS: Final = "journals"

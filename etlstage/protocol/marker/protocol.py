@@ -403,7 +403,7 @@ class MarkerProtocol:
             self._pass(Token.EOB)
         if ended and (self._eob_after_full or not full):  # else the worker closes it
             tail = self.markers.eom if self._eob_then_eom else b""
-            self._reader.echoes += bool(tail) and self._echoes
+            self._reader.echoes += self._echoes
             wire += self.markers.eob + tail
         self._filled = held + count
         self._reader.filled = 0 if ended else self._filled

@@ -49,6 +49,8 @@ class MarkerReader:
         echoes: Number of EOM that are still to come after an EOB or, on the
             supervisor's side, of the BNC that answer them; both are dropped.
         echoes_owed: Number of such BNC that we, the worker, still have to write.
+        eob_then_eom: Whether an EOM may follow an EOB.
+        bnc_after_eob: Whether we, the worker, answer it as an empty message.
         framing: How replies are found in the received bytes, and stored.
         round: Number of the open round of a worker that writes until it exits; 0: no
             round is open, and output belongs to none.
