@@ -36,7 +36,6 @@ from etlstage.sequencing import (
     JsonMessage,
     Opaque,
     encode_csv,
-    encode_json,
 )
 from etlstage.telemetry.meter import GaugeLevel, Meter
 
@@ -318,7 +317,7 @@ def messages_of(message: object) -> Run:
     if isinstance(message, RunMessage):
         return message.run
     if isinstance(message, JsonMessage):
-        return [encode_json(message.value)]
+        return [message.line]
     if isinstance(message, Opaque):
         return [message.data]
     assert isinstance(message, CsvRecord)

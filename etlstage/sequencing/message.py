@@ -109,7 +109,7 @@ class JsonMessage:
 
     """
 
-    __slots__ = ("_uuid", "pointer", "value")
+    __slots__ = ("_uuid", "line", "pointer", "value")
 
     def __init__(
         self, value: dict[str, Any] | None = None, *, pointer: str = "/_meta/uuid"
@@ -118,6 +118,8 @@ class JsonMessage:
             raise ValueError(f"a JSON pointer begins with '/', got {pointer!r}")
         self.value: dict[str, Any] = {} if value is None else value
         self.pointer: str = pointer
+        self.line: bytes = b""
+        """The line that it was read from, without the newline; else empty."""
         self._uuid: UUID | None = None
 
     def __getitem__(self, key: str) -> Any:  # noqa: ANN401 - whatever JSON has

@@ -24,6 +24,7 @@ from etlstage.sequencing.framing import (
     register_framing,
     unpack_line,
 )
+from etlstage.sequencing.message import JsonMessage
 
 __all__ = (
     "CsvFrameable",
@@ -174,6 +175,8 @@ class JsonFraming:
             if line is not None:
                 text = line.decode(errors="replace")
                 take(json.loads(text, parse_constant=_no_constant))
+                if isinstance(message, JsonMessage):
+                    message.line = line.rstrip()
             return line is not None
 
         return located(unmarshal, buffer, self.content_type)

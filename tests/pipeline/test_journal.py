@@ -335,6 +335,24 @@ async def test_messages_of_a_key_are_in_one_journal_in_order(
     assert all(len(names) == 1 for names in homes.values())
 
 
+async def test_line_of_json_keeps_its_bytes(tmp_path: Path) -> None:
+    """
+    Digits, spaces and the order of members are the writer's (issue 24).
+
+    So is a number that is no 64-bit float: the line is sound JSON.
+    """
+    meta = b'{"_meta": {"uuid": "00000000-0000-0000-0000-000000000000"}, '
+    lines = [
+        meta + b'"sum": 0.12345678901234567891, "one": 1.0, "b": -0.0, "a": "<"}',
+        meta + b'"most": 1e400}',
+    ]
+    with Journals.open(tmp_path / "json") as journals:
+        journals.append(journals.select()[0].name, b"\r\n".join(lines) + b"\n")
+    sink = MemorySink()
+    await plainly(JournalSource(tmp_path / "json", reader="r"), sink)
+    assert sink.messages == lines
+
+
 async def test_messages_of_other_sets_are_read_as_they_stand(tmp_path: Path) -> None:
     """JSON comes with its UUID, records without; small messages come together."""
     with Journals.open(tmp_path / "json") as journals:
