@@ -202,7 +202,7 @@ class Landing(ABC):
         self.name = name
         self.account: Account = Account(name, StageKind.LOAD)
         """The load stage's account in the ledger of the run. ``done`` messages are
-        durable; the first ``done + dead`` messages have all been dealt with."""
+        durable."""
         self.activity: str = ""
         """What it is doing that takes time, for humans."""
 
@@ -232,6 +232,11 @@ class Landing(ABC):
             SinkFailed: If it can't be committed.
 
         """
+
+    @property
+    def covered(self) -> int:
+        """How many messages, from the first, are dealt with: a position may pass them."""
+        return self.account.done + self.account.dead
 
     @property
     def performs(self) -> bool:

@@ -304,6 +304,7 @@ class RowSink(RowLanding, Sink):
 
     _bounds: tuple[int, int]  # maximum messages of an epoch, and bytes
     _epoch: Epoch
+    _covered = 0  # messages of epochs that are loaded, with their dead letters
 
     @abstractmethod
     async def _prepare(self) -> None:
@@ -312,6 +313,11 @@ class RowSink(RowLanding, Sink):
     @abstractmethod
     async def _load_epoch(self, *, last: bool) -> int:
         """Write the current epoch; return how many of its messages fitted."""
+
+    @property
+    def covered(self) -> int:
+        """How many messages are loaded; -1 if what they replace is still there."""
+        return -1 if self._replaces else self._covered
 
     @property
     def _marks(self) -> bool:
@@ -376,4 +382,5 @@ class RowSink(RowLanding, Sink):
             self._fitted += fitted
         else:
             self._count(fitted)
+            self._covered = self.account.done + self.account.dead
         self._epoch = Epoch()

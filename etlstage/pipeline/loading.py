@@ -170,8 +170,8 @@ class Loading:
 
     async def _acknowledge(self) -> None:
         """Record the last position before which everything is durable."""
-        account, covered = self._sink.account, None
-        while self._positions and self._positions[0][0] <= account.done + account.dead:
+        covered = None
+        while self._positions and self._positions[0][0] <= self._sink.covered:
             covered = self._positions.popleft()[1]
         # If replies are doubtful, rather load messages twice than lose any of them.
         if covered is None or self._doubtful():

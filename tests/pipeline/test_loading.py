@@ -15,6 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from etlstage.errors import Faults, SinkFailed, SourceFailed, StateUnusable
+from etlstage.files.sink import FileSink
 from etlstage.messages import Passed, Position, Run
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.delivery.delivery import Bounds, Delivery, take_over
@@ -24,7 +25,7 @@ from etlstage.pipeline.ledger import Ledger
 from etlstage.pipeline.loading import Loading
 from etlstage.pipeline.pipeline import Pipeline
 from etlstage.pipeline.report import Report
-from etlstage.stage import RecyclePolicy, ReplyContract
+from etlstage.stage import ErrorBudget, ErrorPolicy, RecyclePolicy, ReplyContract
 from etlstage.testing import (
     MemoryEpochs,
     MemoryEpochSink,
@@ -239,6 +240,63 @@ async def test_next_run_begins_a_new_load(tmp_path: Path) -> None:
         assert report.ledger[-1].done == 5
     assert first.messages == second.messages == numbers(5)
     assert first.places.keys() != second.places.keys()
+
+
+async def test_dead_letters_of_an_epoch_that_is_not_written_cover_no_position(
+    tmp_path: Path,
+) -> None:
+    """At least once, a run that exceeds its budget records nothing (issue 23)."""
+    items: list[Run | Position] = []
+    for start in range(0, 100, 10):
+        run = [b'{"n":%d}' % n if n % 3 else b"no" for n in range(start, start + 10)]
+        items += [run, Position(start + 10)]
+    state = tmp_path / "state"
+
+    async def loaded(budget: int) -> Report:
+        with Delivery(state, exactly_once=False) as delivery:
+            position = delivery.record.position
+            begin = items.index(Position(position)) + 1 if position else 0
+        policy = ErrorPolicy(budget=ErrorBudget(count=budget, share=None))
+        letters = DeadLetters(state, pipeline="p")
+        sink = FileSink(
+            tmp_path / "o",
+            format="json",
+            mode="append",
+            schema="n long",
+            on_error=policy,
+            dead_letters=letters,
+        )
+        made = Pipeline(
+            name="p",
+            source=MemorySource(items[begin:]),
+            sink=sink,
+            delivery=Delivery(state, exactly_once=False),
+            dead_letters=letters,
+        )
+        with anyio.fail_after(HANG):
+            return await made.run()
+
+    assert "on_error.budget" in str((await loaded(20)).error)
+    assert (await loaded(50)).status == "done"
+    rows = [file.read_text() for file in (tmp_path / "o").glob("*.json")]
+    assert "".join(rows).count("n") == 66
+
+
+async def test_nothing_is_covered_before_the_output_is_replaced(tmp_path: Path) -> None:
+    """Else the next start would add to what it is to replace (issue 23)."""
+    path = tmp_path / "o"
+    path.mkdir()
+    (path / "old.txt").touch()
+    sink = FileSink(path, format="text", mode="overwrite")
+    sink.begin(Epochs("ab", 0, once=False, check=lambda: None))
+    async with sink:
+        await sink.flush()
+        assert sink.covered < 0
+        await sink.write([b"new"])
+        assert sink.covered < 0
+        await sink.flush()
+        assert sink.covered == 1
+    assert not (path / "old.txt").exists()
 
 
 async def test_epoch_ends_when_it_is_old(tmp_path: Path) -> None:
