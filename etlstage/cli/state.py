@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ("app", "reset_state", "show_state", "take_state_over")
 
-OF_STREAMS: Final = ("checkpoint", "failed.json", "stop", "stop-now")
+OF_STREAMS: Final = ("checkpoint", "failed.json", "stop-*")
 """What engine streaming stores in addition."""
 NOTE: Final = "*.json"
 """Records about what waits. They stay: the next run removes what they name, wherever."""
@@ -140,7 +140,8 @@ def _forget(part: Delivery) -> None:
     try:
         waiting = [path for what in WAITING for path in state.glob(what)]
         _remove(path for path in waiting if not path.match(NOTE))
-        _remove(state / name for name in (*OF_STREAMS, JOURNALS))
+        _remove(path for what in OF_STREAMS for path in state.glob(what))
+        _remove([state / JOURNALS])
     except OSError as error:
         raise unusable(state, error) from error
     # The fence stays: a run whose state was taken over must not get it back.

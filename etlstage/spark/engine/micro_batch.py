@@ -46,8 +46,7 @@ CHECKPOINT: Final = "checkpoint"
 STOPPED: Final = "etlstage starts no further batch"
 """The error of a batch that comes after the stream was asked to stop."""
 
-_STOP: Final = "stop"
-_STOP_NOW: Final = "stop-now"
+_REQUESTS: Final = "stop-*"  # to stop, each named by the fence of its run
 _LOOK: Final = 0.2  # seconds between two looks whether to stop now
 
 
@@ -113,7 +112,7 @@ class Batches:
 
     def __call__(self, messages: DataFrame, number: int) -> None:
         """Process a batch; blocks."""
-        if (self._state / _STOP).exists():
+        if self._stop.exists():
             raise RuntimeError(STOPPED)
         with _uncollected() if over_connect(messages.sparkSession) else nullcontext():
             anyio.run(self._process_unless_stopped, messages, number)
@@ -128,9 +127,9 @@ class Batches:
 
     def begin(self) -> None:
         """Remove what earlier runs left: requests to stop, and failures."""
-        self.forget_stop()
-        # The second is left by a run that was killed while it wrote the first.
-        for note in (self._failure, self._failure.with_suffix(".new")):
+        # The last is left by a run that was killed while it wrote the one before.
+        left = (*self._state.glob(_REQUESTS), self._failure)
+        for note in (*left, self._failure.with_suffix(".new")):
             note.unlink(missing_ok=True)
 
     def stop(self, *, at_once: bool = False) -> None:
@@ -143,14 +142,14 @@ class Batches:
 
         """
         make(self._state, 0o700)
-        (self._state / _STOP).touch()
+        self._stop.touch()
         if at_once:
-            (self._state / _STOP_NOW).touch()
+            self._stop_now.touch()
 
     def forget_stop(self) -> None:
         """Let batches begin again."""
-        (self._state / _STOP).unlink(missing_ok=True)
-        (self._state / _STOP_NOW).unlink(missing_ok=True)
+        self._stop.unlink(missing_ok=True)
+        self._stop_now.unlink(missing_ok=True)
 
     async def _process_unless_stopped(self, messages: DataFrame, number: int) -> None:
         error: Exception | None = None
@@ -170,7 +169,7 @@ class Batches:
 
     async def _call_off(self, batch: anyio.CancelScope) -> None:
         # Over Connect another process may stop it.
-        while not (self._state / _STOP_NOW).exists():  # noqa: ASYNC110
+        while not self._stop_now.exists():  # noqa: ASYNC110
             await anyio.sleep(_LOOK)
         batch.cancel()
 
@@ -262,6 +261,14 @@ class Batches:
             delivery.at("begin")
             await sink.load(made, starts)
         delivery.at("written")
+
+    @property
+    def _stop(self) -> Path:
+        return self._state / f"stop-{self.fence}"
+
+    @property
+    def _stop_now(self) -> Path:
+        return self._state / f"stop-now-{self.fence}"
 
     @property
     def _failure(self) -> Path:

@@ -134,7 +134,8 @@ class StreamingPipeline(Runner):
         After ``drain_limit`` seconds the batch is cancelled.
         """
         self._drained = True
-        self._batches.stop()
+        if self._batches.fence:
+            self._batches.stop()
 
     async def _run(self) -> Status:
         delivery = self._delivery
@@ -146,9 +147,7 @@ class StreamingPipeline(Runner):
         self._landed.resumed = bool(self._carried)
         self._batches.fence, self._batches.at = record.fence, delivery.at
         try:
-            if self._drained:
-                self._batches.forget_stop()
-            else:
+            if not self._drained:
                 await self._run_batches()
             delivery.reread()
             if not self._cut:
@@ -228,6 +227,7 @@ class StreamingPipeline(Runner):
         return writer.queryName(self.name).start()
 
     async def _watch(self, query: StreamingQuery) -> None:
+        assert self._delivery is not None
         limit = math.inf  # when the batch is cancelled
         while True:
             try:
@@ -244,6 +244,7 @@ class StreamingPipeline(Runner):
             self._book()
             if ended:
                 return
+            self._delivery.check()  # a stream without input is taken over, too
             if self._drained:
                 status = await anyio.to_thread.run_sync(lambda: query.status)
                 if not status["isTriggerActive"]:

@@ -152,7 +152,7 @@ def test_failure_of_an_earlier_run_is_forgotten(state: Path) -> None:
     assert failure.accounts[1][:5] == [2, 0, 0, 0, 2]
     assert batches(state, 2).failure() is None
     there.stop()
-    left = {path.name for path in state.iterdir()} - {"stop", "failed.json"}
+    left = {path.name for path in state.iterdir()} - {"stop-1", "failed.json"}
     (state / "failed.new").touch()  # as if killed while writing it
     there.begin()
     assert there.failure() is None
@@ -166,6 +166,15 @@ def test_batch_is_not_begun_when_the_stream_was_stopped(state: Path) -> None:
     with pytest.raises(RuntimeError, match=STOPPED):
         there(FRAME, 0)
     assert not there.loaded
+
+
+def test_request_to_stop_concerns_one_run(state: Path) -> None:
+    """Not the run that has taken over from it (issue 23)."""
+    old, new = batches(state, 1), batches(state, 2)
+    take_over(state)
+    old.stop(at_once=True)
+    new(FRAME, 0)
+    assert new.loaded
 
 
 def test_batch_that_is_taken_over_in_its_stages(
@@ -196,7 +205,7 @@ def test_batch_that_is_called_off_has_no_record(state: Path) -> None:
         await anyio.sleep_forever()
 
     there._pass = waits  # type: ignore[method-assign, assignment]
-    (state / "stop-now").touch()
+    (state / "stop-now-1").touch()
     with pytest.raises(RuntimeError, match=STOPPED):
         there(FRAME, 0)
     assert CommitRecord.latest(state).epoch == 0

@@ -19,7 +19,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from etlstage.errors import SourceFailed
 from etlstage.pipeline import Pipeline, Report
 from etlstage.pipeline.dead_letter.store import letter_files, read_letters
-from etlstage.pipeline.delivery.delivery import Delivery
+from etlstage.pipeline.delivery.delivery import Delivery, take_over
 from etlstage.pipeline.delivery.record import CommitRecord
 from etlstage.pipeline.runner import Runner
 from etlstage.spark.engine.stream_run import StreamingPipeline
@@ -258,6 +258,29 @@ async def test_stream_drains_behind_the_batch_under_way(
     assert (tmp_path / "out" / "_SUCCESS").exists()
 
 
+async def test_idle_stream_that_is_taken_over_ends(
+    spark: SparkSession, write: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Else it would still write to the checkpoint of the next run (issue 23)."""
+    path = write(every="every: 100ms")
+    feed(tmp_path, "a", 1)
+    runner = Pipeline.from_yaml(path, spark=spark)
+    reports = []
+
+    async def start() -> None:
+        reports.append(await runner.run())
+
+    with anyio.fail_after(150):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(start)
+            await batch(tmp_path, 0)
+            take_over(tmp_path / "state")
+    (report,) = reports
+    assert "another run has taken over" in str(report.error)
+    assert (await run(write(), spark)).status == "done"
+    assert loaded(spark, tmp_path) == Counter([1])
+
+
 async def test_stream_stops_at_once_and_runs_its_batch_again(
     spark: SparkSession, write: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -344,10 +367,10 @@ async def test_what_is_wrong_is_reported(
 async def test_state_is_used_by_one_process_at_a_time(
     spark: SparkSession, write: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """A second one is refused, and leaves the first one's stop file alone."""
+    """A second one is refused, and leaves the first one's request to stop alone."""
     path = write()
     feed(tmp_path, "a", 1)
-    stop = tmp_path / "state" / "stop"
+    stop = tmp_path / "state" / "stop-1"
     with Delivery(stop.parent):
         stop.touch()
         report = await run(path, spark)
