@@ -278,32 +278,23 @@ class LeaseHolder:
                 " and was not read to its end: 'etlstage shards reset' starts over with"
                 " the shards that exist"
             )
-        begins = {
-            # Shards that come later are children: they begin with their first record.
-            shard.name: None if known else stream.beginning(shard)
-            for shard in found
-        }
-        # The first runner to see a stream stores where its shards begin. A second one
-        # may see their children, too, which begin with their first record. So shards
-        # that are over are added first, and only the runner that added them stores
-        # positions.
-        over = [shard for shard in found if begins[shard.name] == AT_END]
         counter = _never_had()
-        first = self._leases.add(
-            Lease(shard.name, shard.parents, ended=True, counter=counter)
-            for shard in over
-        )
-        rest = [shard for shard in found if shard not in over]
         known_parents = there.union(known)
-        self._leases.add(
+        new = [
             Lease(
                 shard.name,
                 tuple(name for name in shard.parents if name in known_parents),
-                _text(begins[shard.name] if first == len(over) else None),
                 counter=counter,
             )
-            for shard in rest
-        )
+            for shard in found
+        ]
+        # The first runner to see a stream stores where all its shards begin. A second
+        # one may see other shards, too. These are children, as are all that come later:
+        # they begin with their first record.
+        if known or not self._leases.add(
+            map(_begun, new, map(stream.beginning, found)), all_new=True
+        ):
+            self._leases.add(new)
         self._names = self._names | known_parents
 
     @property
@@ -328,6 +319,8 @@ def _never_had() -> int:
     return time.time_ns() // 1000
 
 
-def _text(position: object) -> str | None:
-    """Return a position as JSON text."""
-    return None if position is None else json.dumps(position)
+def _begun(lease: Lease, position: object) -> Lease:
+    """Return a lease with the position where its shard begins."""
+    if position == AT_END:
+        return lease._replace(ended=True)
+    return lease if position is None else lease._replace(position=json.dumps(position))

@@ -1,8 +1,9 @@
 """
 Tables of leases: in memory, in SQLite for the processes of one host, or in PostgreSQL.
 
-All have the same three blocking operations. A write is conditional on the owner and the
-counter that the row had: it is a single statement, so the database decides.
+All have the same three blocking operations. New rows are added in one transaction. A
+row is replaced on condition that it has the owner and the counter that it had: this is
+a single statement, so the database decides.
 """
 
 from __future__ import annotations
@@ -100,14 +101,18 @@ class LeaseTable(Protocol):
         """
         ...
 
-    def add(self, leases: Iterable[Lease]) -> int:
+    def add(self, leases: Iterable[Lease], *, all_new: bool = False) -> int:
         """
-        Add leases of new shards; return how many were new.
+        Add leases of new shards, all at once; return how many were added.
 
         Existing leases stay as they are.
 
+        Args:
+            leases: The leases.
+            all_new: Add none if one of them exists.
+
         Raises:
-            TableGone: If they may or may not have been added.
+            TableGone: If either all of them or none have been added.
 
         """
         ...
@@ -139,11 +144,14 @@ class MemoryLeases:
         with self._lock:
             return [self._rows[shard] for shard in sorted(self._rows)]
 
-    def add(self, leases: Iterable[Lease]) -> int:
-        """Add leases of new shards; return how many were new."""
+    def add(self, leases: Iterable[Lease], *, all_new: bool = False) -> int:
+        """Add leases of new shards, all at once; return how many were added."""
         with self._lock:
+            rows = {lease.shard: lease for lease in leases}
+            if all_new and not rows.keys().isdisjoint(self._rows):
+                return 0
             before = len(self._rows)
-            self._rows = {lease.shard: lease for lease in leases} | self._rows
+            self._rows = rows | self._rows
             return len(self._rows) - before
 
     def swap(self, before: Lease, after: Lease, news: News = NEWS) -> bool:
@@ -178,6 +186,8 @@ class _DatabaseLeases:
 
     mark: str
     """Placeholder for a value in a statement."""
+    begin: str = "begin"
+    """Statement that begins a transaction of several writes."""
     _errors: type[Exception]
     """Base of the errors that the driver raises."""
 
@@ -222,17 +232,26 @@ class _DatabaseLeases:
             ).fetchall()
         return [_lease(row) for row in rows]
 
-    def add(self, leases: Iterable[Lease]) -> int:
-        """Add leases of new shards; return how many were new."""
+    def add(self, leases: Iterable[Lease], *, all_new: bool = False) -> int:
+        """Add leases of new shards, all at once; return how many were added."""
+        rows = {lease.shard: _row(lease) for lease in leases}
         marks = ", ".join([self.mark] * len(_COLUMNS))
         statement = (
             f"insert into {self._table} ({', '.join(_COLUMNS)})"  # noqa: S608
             f" values ({marks}) on conflict (shard) do nothing"
         )
         with self._connection() as connection:
-            return sum(
-                connection.execute(statement, _row(lease)).rowcount for lease in leases
+            connection.execute(self.begin)
+            # In one order: runners that add the same rows could wait for each other.
+            added: int = sum(
+                connection.execute(statement, rows[shard]).rowcount
+                for shard in sorted(rows)
             )
+            if all_new and added < len(rows):
+                connection.execute("rollback")
+                return 0
+            connection.execute("commit")
+        return added
 
     def swap(self, before: Lease, after: Lease, news: News = NEWS) -> bool:
         """Replace a row if it still has ``before``'s owner and counter."""
@@ -275,7 +294,11 @@ class _DatabaseLeases:
 
     @contextmanager
     def _connection(self) -> Iterator[Any]:
-        """Lend the connection to one thread at a time; reconnect after an error."""
+        """
+        Lend the connection to one thread at a time; reconnect after an error.
+
+        Closing it rolls back a transaction.
+        """
         with self._lock:
             try:
                 if self._open_connection is None:
@@ -286,6 +309,9 @@ class _DatabaseLeases:
                 raise TableGone(
                     f"lease table {self._table}: {str(error).strip()}"
                 ) from error
+            except BaseException:
+                self._give_up()
+                raise
 
     def _give_up(self) -> None:
         try:
@@ -354,6 +380,7 @@ class SQLiteLeases(_DatabaseLeases):
     """
 
     mark = "?"
+    begin = "begin immediate"
     _errors: type[Exception] = sqlite3.Error
 
     def __init__(

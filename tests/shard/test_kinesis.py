@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from itertools import pairwise
 from typing import Any
 
@@ -16,6 +16,7 @@ from etlstage.errors import ConfigError, NotCommitted, SourceFailed, StateUnusab
 from etlstage.messages import StageKind
 from etlstage.pipeline import Pipeline
 from etlstage.protocol.kcl.settings import KclDialect
+from etlstage.shard.holder import LeaseHolder
 from etlstage.shard.keeper import LeaseKeeper
 from etlstage.shard.kinesis.aggregate import MAGIC, split
 from etlstage.shard.kinesis.source import KinesisSource, client_of
@@ -504,6 +505,58 @@ async def test_where_a_new_stream_begins_is_decided_once() -> None:
     processors = Processors()
     await run_all(runner(stream, processors, Raced(), begin="latest"))
     assert [lease.position for lease in table.read()[1:]] == [None, None]
+
+
+@virtually
+async def test_runners_that_start_together_begin_at_one_place() -> None:
+    """The second finds all rows of the first, or none (issue 25)."""
+    stream, table = stream_of(2, 5), MemoryLeases()
+    stream.split(FIRST)
+
+    class Preempted(MemoryLeases):
+        """Another runner starts after each request to add leases."""
+
+        def add(self, leases: Iterable[Lease], **how: bool) -> int:
+            added = table.add(leases, **how)
+            other = KinesisSource("clicks", lambda: stream, begin="latest")
+            holder = LeaseHolder("load", LeaseKeeper("b", "start"), lambda _: table)
+            holder._table = table
+            holder._add(other)
+            return added
+
+        read = table.read
+        swap = table.swap
+
+    await anyio.sleep(7)
+    await run_all(runner(stream, Processors(), Preempted(), begin="latest"))
+    assert [(row.position, row.ended) for row in table.read()] == [
+        (None, True),
+        *[('["LATEST", 0, 7.0]', False)] * 3,
+    ]
+
+
+@virtually
+async def test_closed_shard_that_the_first_runner_did_not_see_is_read() -> None:
+    """With "latest", too: it began and ended after the first look (issue 25)."""
+    stream, table = stream_of(1), MemoryLeases()
+
+    class Raced(MemoryLeases):
+        def read(self) -> list[Lease]:
+            rows = table.read()
+            if not rows:
+                table.add([Lease(FIRST, position='["LATEST", 0, 0.0]')])
+            return rows
+
+        add = table.add
+        swap = table.swap
+
+    child, _ = stream.split(FIRST)
+    for n in range(9):
+        stream.put(n)
+    stream.split(child)
+    processors = Processors()
+    await run_all(runner(stream, processors, Raced(), begin="latest"))
+    check_all(processors, stream, 9)
 
 
 @virtually

@@ -97,10 +97,10 @@ class Gone(MemoryLeases):
 
     gone = False
 
-    def add(self, leases: Iterable[Lease]) -> int:
+    def add(self, leases: Iterable[Lease], *, all_new: bool = False) -> int:
         """Add leases, unless the database is gone."""
         self._check()
-        return super().add(leases)
+        return super().add(leases, all_new=all_new)
 
     def read(self) -> list[Lease]:
         """Read the leases, unless the database is gone."""

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 from typing import TypeAlias
 from urllib.parse import urlsplit
 
@@ -100,6 +101,45 @@ def test_leases_that_are_there_stay(opened: Open) -> None:
         table.add([FULL])
         assert table.add([Lease("s 1"), Lease("t")]) == 1
         assert table.read() == [FULL, Lease("t")]
+
+
+def test_leases_are_added_only_if_all_are_new(opened: Open) -> None:
+    """A single one that exists refuses the others (issue 25)."""
+    for table in tables(opened):
+        table.add([FULL])
+        assert table.add([Lease("a"), FULL, Lease("t")], all_new=True) == 0
+        assert table.read() == [FULL]
+        assert table.add([Lease("a"), Lease("t")], all_new=True) == 2
+        assert table.read() == [Lease("a"), FULL, Lease("t")]
+
+
+def test_leases_are_added_by_one_of_several(opened: Open) -> None:
+    """Those of two that add them at once are never mixed (issue 25)."""
+    both = [opened(), opened()]
+    names = [f"s{n:02}" for n in range(64)]
+    gate = Barrier(2)
+
+    def add(of: int) -> int:
+        mine = [Lease(name, position=f"[{of}]") for name in names]
+        gate.wait(timeout=10)
+        return both[of].add(mine[:: 1 - 2 * of], all_new=True)
+
+    with ThreadPoolExecutor(2) as pool:
+        added = [*pool.map(add, range(2))]
+    assert sorted(added) == [0, 64]
+    assert {row.position for row in both[0].read()} == {f"[{added.index(64)}]"}
+
+
+def test_error_between_two_leases_leaves_none(opened: Open) -> None:
+    """Neither does it keep others from adding theirs (issue 25)."""
+    table, other = opened(), opened()
+    wrong = Lease("b", counter=None)  # type: ignore[arg-type]
+    for error, second in (TableGone, wrong), (UnicodeEncodeError, Lease("\ud800")):
+        with pytest.raises(error):
+            table.add([Lease("a"), second])
+        assert table.read() == []
+    assert other.add([Lease("c")]) == 1
+    assert table.read() == [Lease("c")]
 
 
 @pytest.mark.parametrize(

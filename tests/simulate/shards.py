@@ -297,10 +297,10 @@ class Table(MemoryLeases):
         self._fail()
         return self._simulation.table.read()
 
-    def add(self, leases: Iterable[Lease]) -> int:
+    def add(self, leases: Iterable[Lease], *, all_new: bool = False) -> int:
         """Add leases, or fail before or after that."""
         self._fail()
-        added = self._simulation.table.add(leases)
+        added = self._simulation.table.add(leases, all_new=all_new)
         self._fail()
         return added
 
