@@ -172,8 +172,9 @@ class RecordRun:
             "sequence": [record.number for record in records],
             "partition": [record.key for record in records],
         }
-        # Without the column a worker gets 0, which all clients accept.
-        if records and records[0].arrival is not None:
+        # Without the column a worker gets 0, which all clients accept. A record without
+        # an arrival, though others have one, is wrong: no worker is given it.
+        if any(record.arrival is not None for record in records):
             columns["arrival"] = [record.arrival or 0 for record in records]
         return AnnotatedRun(self._messages, **columns)
 

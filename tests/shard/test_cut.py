@@ -124,6 +124,14 @@ def test_columns_of_a_run() -> None:
     }
 
 
+def test_wrong_record_leaves_others_their_arrival() -> None:
+    """Whichever of them is first in the run (issue 25)."""
+    run = RecordRun()
+    run.add(b"a", ShardRecord(0, "k", 3, None, "no arrival"), "no arrival")
+    run.add(b"b", ShardRecord(0, "l", 4, 6))
+    assert run.run().columns["arrival"] == [0, 6]
+
+
 @pytest.mark.parametrize(
     ("position", "number"), [(["12", 0], 12), (["SHARD_END", 0], -1), (None, -1)]
 )
