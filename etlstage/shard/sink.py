@@ -100,8 +100,10 @@ class CheckpointFile:
 
     def store(self, shard: str, position: object) -> None:
         """Store the committed position of a shard; raises like :meth:`take`."""
-        self._positions[shard] = position
-        self._write()
+        positions = self._positions | {shard: position}
+        self._write(positions, self._end)
+        # Else a refused position would be stored with that of the next shard.
+        self._positions = positions
 
     def take(self, count: int) -> int:
         """
@@ -111,20 +113,22 @@ class CheckpointFile:
             StateUnusable: If the file can't be written.
 
         """
-        first, self._next = self._next, self._next + count
-        if self._next > self._end:
-            self._end = self._next + _RESERVED
-            self._write()
+        first, after = self._next, self._next + count
+        if after > self._end:
+            end = after + _RESERVED
+            self._write(self._positions, end)
+            self._end = end
+        self._next = after
         return first
 
-    def _write(self) -> None:
+    def _write(self, positions: Mapping[str, object], end: int) -> None:
         if self._path is None:
             return
         value = {
             "format": _FORMAT,
             "made": self._made,
-            "next": self._end,
-            "positions": self._positions,
+            "next": end,
+            "positions": positions,
         }
         try:
             store(self._path, value)

@@ -284,6 +284,31 @@ def test_file_of_other_shards_is_refused(tmp_path: Path, text: str, said: str) -
     assert path.read_text() == text
 
 
+def test_refused_checkpoint_is_not_stored_later(tmp_path: Path) -> None:
+    """Neither with that of another shard; numbers are reserved again (issue 25)."""
+    path = tmp_path / "shards.json"
+    file = CheckpointFile(path, {})
+    file.store("a", ["3", 0])
+    stored = path.read_bytes()
+
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(StateUnusable, match="can't store checkpoints in"):
+        file.store("a", ["5", 0])
+    with pytest.raises(StateUnusable, match="can't store checkpoints in"):
+        file.take(2)
+    path.rmdir()
+    path.write_bytes(stored)
+
+    assert file.position("a") == ["3", 0]
+    assert file.take(2) == 1
+    file.store("b", ["7", 0])
+    again = CheckpointFile(path, {})
+    again.open()
+    assert [again.position(shard) for shard in "ab"] == [["3", 0], ["7", 0]]
+    assert again.take(1) > 2
+
+
 def test_file_that_cannot_be_written(tmp_path: Path) -> None:
     """The error names the file."""
     (tmp_path / "state").write_text("")
