@@ -518,6 +518,7 @@ class LeasedSink(ShardSink):
         """Release a shard whose worker has exited."""
         shard.gone = True
         shard.reading.cancel()
+        self._log_omitted(shard.name, shard.known, shard.begin)
         # A worker that failed, or exited neither stopped nor at the shard's end, would
         # do so again here. A shard that has ended is not given up, as it may be reset.
         left = shard.worker.stopping or shard.worker.ended
@@ -612,6 +613,8 @@ def _parts(
         # Wrong records before the committed position were settled before its commit.
         if shard.last > shard.begin or (wrong and shard.last == shard.begin):
             parts.setdefault(shard, RecordRun()).add(message, record, wrong)
+        elif not wrong:
+            shard.known += 1
     for shard, part in parts.items():
         shard.coming += len(part)
         records = part.run()

@@ -34,11 +34,8 @@ from etlstage.shard.worker import ShardSink, ShardWorker
 from etlstage.stage import Stage
 from etlstage.supervisor import CommitRequest
 from etlstage.supervisor.exchange.exchange import Outcome
-from etlstage.telemetry.log import Log
 
 __all__ = ("CheckpointFile", "ShardedSink")
-
-_log = Log()
 
 _FORMAT: Final = 1
 _RESERVED: Final = 1_000_000  # numbers that are reserved in the file at once
@@ -379,14 +376,7 @@ class ShardedSink(ShardSink):
         self._check()
         self._finished = not self.withheld
         for shard in self._shards:
-            if shard.known:
-                _log.info(
-                    "records omitted that an earlier run has committed",
-                    stage=self.name,
-                    shard=shard.name,
-                    records=shard.known,
-                    checkpoint=shard.begin,
-                )
+            self._log_omitted(shard.name, shard.known, shard.begin)
 
     def drain(self) -> None:
         """End the workers if :meth:`finish` is already waiting for them."""

@@ -323,6 +323,17 @@ class ShardSink(Sink):
         if self._letters is not None:
             await self._letters.sync()
 
+    def _log_omitted(self, shard: str, records: int, checkpoint: int) -> None:
+        """Log how many records of a shard an earlier worker has committed."""
+        if records:
+            _log.info(
+                "records omitted that were committed before",
+                stage=self.name,
+                shard=shard,
+                records=records,
+                checkpoint=checkpoint,
+            )
+
     def output(self) -> Output:
         """Return the stage's workers as the output."""
         return Output("workers", self.name)
@@ -360,6 +371,8 @@ class LeasedShard:
         """Last row of the input that was considered for the shard."""
         self.last: int = self.row
         """Number of the last valid record up to that row."""
+        self.known = 0
+        """Number of records that were committed before."""
         self.coming = 0
         """Number of records that were read and are not written yet."""
         self.held = 0
