@@ -150,9 +150,11 @@ class LeaseHolder:
         await self._in_thread(self._release)
 
     def _release(self) -> None:
+        ours = self._keeper.owner
         with closing(self._leases) as table, suppress(TableGone):
-            for row in table.read():
-                if row.owner == self._keeper.owner:
+            # A write that was abandoned may still change a row after it was read.
+            while held := [row for row in table.read() if row.owner == ours]:
+                for row in held:
                     free = row._replace(owner=None, claimant=None)
                     free = free._replace(counter=row.counter + 1)
                     table.swap(row, free, News(lag=0))
