@@ -104,16 +104,14 @@ class LeaseHolder:
 
         """
 
-        def begin() -> None:
+        def begin() -> set[str]:
             if self._table is None:
                 self._table = self._open(of())
             if stream is not None:
-                self._add(stream)
-            else:
-                begin = _never_had()
-                self._table.add(
-                    Lease(name, counter=begin) for name in sorted(self._names)
-                )
+                return self._add(stream)
+            begin = _never_had()
+            self._table.add(Lease(name, counter=begin) for name in sorted(self._names))
+            return self._names
 
         limit = anyio.current_time() + self._keeper.outage
 
@@ -121,7 +119,7 @@ class LeaseHolder:
             return bool(self._events) or anyio.current_time() >= limit
 
         try:
-            await self._when_there(begin, over)
+            await self._add_when_there(begin, over)
         except BaseException as error:
             if self._table is not None:
                 self._table.close()
@@ -130,19 +128,21 @@ class LeaseHolder:
                 raise StateUnusable(f"stage {self._stage}: {text}") from error
             raise
 
-    async def _when_there(
-        self, what: Callable[[], object], over: Callable[[], bool]
+    async def _add_when_there(
+        self, add: Callable[[], set[str]], over: Callable[[], bool]
     ) -> None:
-        """Do something with the table, retrying until it can be reached."""
+        """Add leases of shards, and their names, once the table can be reached."""
         while True:
             try:
-                await self._in_thread(what)
+                names = await self._in_thread(add)
             except TableGone as error:
                 _log.warning("leases not read", stage=self._stage, error=str(error))
                 if over():
                     raise
                 await anyio.sleep(_AGAIN)
             else:
+                # Not in the thread, which could undo what a read has added meanwhile.
+                self._names = self._names | names
                 return
 
     async def close(self) -> None:
@@ -264,10 +264,10 @@ class LeaseHolder:
 
         """
         # If the table is out of reach for too long, reading the leases ends the run.
-        await self._when_there(partial(self._add, stream), lambda: False)
+        await self._add_when_there(partial(self._add, stream), lambda: False)
 
-    def _add(self, stream: ShardedSource) -> None:
-        """Add leases for new shards; blocks."""
+    def _add(self, stream: ShardedSource) -> set[str]:
+        """Add leases for new shards; return the names of all shards; blocks."""
         found = stream.shards()
         known = {row.shard: row for row in self._leases.read()}
         there = {shard.name for shard in found}
@@ -297,7 +297,7 @@ class LeaseHolder:
             map(_begun, new, map(stream.beginning, found)), all_new=True
         ):
             self._leases.add(new)
-        self._names = self._names | known_parents
+        return known_parents
 
     @property
     def _leases(self) -> LeaseTable:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from threading import get_ident
+
 import pytest
 
 from etlstage.shard.holder import LeaseHolder
 from etlstage.shard.keeper import LeaseKeeper
+from etlstage.shard.kinesis.source import KinesisSource
 from etlstage.shard.lease import Lease
 from etlstage.shard.table import MemoryLeases
+from tests.shard.stream import MemoryKinesis
 
 pytestmark = pytest.mark.core
 
@@ -30,3 +35,24 @@ async def test_lease_is_released_although_a_late_write_moves_it() -> None:
     await holder.open(str, None)
     await holder.close()
     assert table.read() == [Lease("s", counter=7), other]
+
+
+async def test_names_of_shards_change_in_the_loop_alone() -> None:
+    """A thread could undo the change by a read, so the run would end (issue 25)."""
+    threads: list[int] = []
+
+    class Names(set[str]):
+        def __or__(self, other: Iterable[str]) -> Names:  # type: ignore[override]
+            threads.append(get_ident())
+            return Names(self.union(other))
+
+    table, stream = MemoryLeases(), MemoryKinesis(1)
+    holder = LeaseHolder("load", LeaseKeeper("a", "0"), lambda _: table)
+    holder._names = Names()
+    source = KinesisSource("clicks", lambda: stream)
+    await holder.open(str, source)
+    stream.split("shardId-000000000000")
+    await holder.find(source)
+    await holder._read()
+    assert holder._names == {f"shardId-{n:012}" for n in range(3)}
+    assert threads == [get_ident()] * 3
