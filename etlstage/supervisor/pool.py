@@ -206,6 +206,7 @@ class WorkerPool:
         self.metrics = metrics
         self.launch: Launch = launch
         self._complete = False
+        self._entered = False
         self._tasks: TaskGroup  # set by start()
         self._observers = observers
         share = self.commits.assignment
@@ -268,6 +269,7 @@ class WorkerPool:
         except BaseException:
             self._instructions.clear()
             raise
+        self._entered = True
 
     async def stop(self, *, patient: bool = True) -> None:
         """
@@ -459,7 +461,7 @@ class WorkerPool:
                 max_messages=wanted.max_messages,
             )
         except WorkerStartFailed as error:
-            if wanted.start == 1:
+            if not self._entered:
                 raise  # to the host: the supervisor does not start
             self._last_errors[name] = error
             self.handle(StartFailed(name, error))

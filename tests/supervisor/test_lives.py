@@ -199,6 +199,33 @@ async def test_program_that_is_removed_is_tried_again(tmp_path: Path) -> None:
     assert [result.outputs for result in results] == [(b"one",)]
 
 
+async def test_worker_more_that_can_not_be_started_is_tried_again(
+    tmp_path: Path,
+) -> None:
+    """Others go on, and nobody else fails for it (issue 22)."""
+    program, aside = tmp_path / "worker", tmp_path / "aside"
+    program.write_text(f"#!{sys.executable} -S\n{ECHO}\n{LOOP}")
+    program.chmod(0o755)
+    run = Stage(
+        name="t", worker=(str(program),), restart=RestartPolicy(max=99, delay=0.01)
+    )
+    supervisor = AsyncSupervisor(run)
+    with supervisor.events() as events, anyio.fail_after(HANG):
+        async with supervisor:
+            await supervisor.submit([b"one"])  # its program is read by now
+            program.rename(aside)
+            supervisor.scale(2)
+            (result,) = await supervisor.submit([b"two"])
+            assert result.outputs == (b"two",)
+            failures = 0
+            async for event in events:
+                failures += isinstance(event, StartFailed)
+                if failures == 2 and aside.exists():
+                    aside.rename(program)
+                if isinstance(event, WorkerStarted) and event.worker == "t-2":
+                    break
+
+
 async def test_program_that_stays_away_is_given_up(tmp_path: Path) -> None:
     """After restart.max starts that failed; the error names the missing file."""
     program = tmp_path / "worker"

@@ -205,6 +205,10 @@ class PoolState:
         # A copy, as another thread may ask for the health while workers are added.
         return [life for life in list(self._lives.values()) if life.wanted]
 
+    def _able(self) -> list[WorkerLife]:
+        """Return the workers that have a process, or will have one again."""
+        return [life for life in self._wanted() if not life.finished]
+
     def _add(self) -> WorkerLife:
         name = f"{self._name}-{len(self._lives) + 1}"
         life = WorkerLife(name, self._stage, self._random, self._out)
@@ -221,10 +225,10 @@ class PoolState:
 
     def _grow(self, waiting: int) -> None:
         wanted = self._wanted()
-        if self.stopping or len(wanted) >= self._max:
+        if self.stopping or self.given_up or len(wanted) >= self._max:
             return
         # One at a time: how much the last one helps is not known before it runs.
-        busy = all(life.state is WorkerState.RUNNING for life in wanted)
+        busy = all(life.state is WorkerState.RUNNING for life in self._able())
         if waiting and busy and waiting >= self._stage.pool.grow_at * len(wanted):
             self._start_one()
 
@@ -235,7 +239,7 @@ class PoolState:
             and life.state is WorkerState.RUNNING
             and idle_since is not None
             and now >= idle_since + policy.idle
-            and len(self._wanted()) > self._min
+            and len(self._able()) > self._min
         ):
             life.dismiss(now)
 
@@ -243,9 +247,11 @@ class PoolState:
         self._min = self._max = workers
         if self.stopping or self.given_up:
             return  # a new worker would have nothing to do: all messages have ended
-        for life in self._wanted()[workers:]:
-            life.dismiss(now)
-        for _ in range(workers - len(self._wanted())):
+        able = self._able()
+        for life in self._wanted():
+            if life not in able[:workers]:
+                life.dismiss(now)
+        for _ in range(workers - len(able)):
             self._start_one()
         self._retire_one(now)  # the worker it waited for may have been dismissed
 
@@ -253,7 +259,7 @@ class PoolState:
 
     def _retire_one(self, now: float) -> None:
         """Replace a worn worker, if all others are running."""
-        others = [life for life in self._wanted() if not life.finished]
+        others = self._able()
         if all(life.state is WorkerState.RUNNING for life in others):
             worn = next((life for life in others if life.worn is not None), None)
             if worn is not None:

@@ -573,6 +573,32 @@ def test_number_of_workers_is_what_was_set() -> None:
     assert d.handle(DemandSeen(99)) == []
 
 
+def test_worker_that_is_not_restarted_is_the_first_to_go() -> None:
+    """The last one that works stays, or is joined by another (issue 22)."""
+    d = driver(workers=2, restart=RestartPolicy(never_on=frozenset({7})))
+    for name in ("t-1", "t-2"):
+        d.start(name)
+    d.end("t-1", 7)
+    assert d.handle(ScaleRequested(1)) == []
+    assert d.state.workers == ("t-2",)
+
+    assert d.handle(ScaleRequested(2)) == [Spawn("t-1", 2, math.inf)]
+
+
+def test_worker_that_is_not_restarted_is_none_of_the_least() -> None:
+    """So another stays though it is idle; demand starts one more (issue 22)."""
+    pool = PoolPolicy(min=1, max=3, idle=10.0)
+    d = driver(workers=pool, restart=RestartPolicy(never_on=frozenset({7})))
+    d.start()
+    d.handle(DemandSeen(2))
+    d.start("t-2")
+    d.end("t-1", 7)
+    d.now = 10.0
+    assert d.handle(WorkerTimerRang("t-2", idle_since=0.0)) == [SetTimer("t-2", 20.0)]
+
+    assert d.handle(DemandSeen(99)) == [Spawn("t-3", 1, math.inf)]
+
+
 def test_no_worker_is_started_while_all_are_stopped() -> None:
     """Requests for more come too late."""
     d = elastic()
