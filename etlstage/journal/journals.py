@@ -9,6 +9,7 @@ the files, and a lock per journal that is held for the time of one append.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from collections.abc import (
@@ -64,6 +65,8 @@ from etlstage.sequencing import modulo as modulo_by
 from etlstage.sequencing import rendezvous as rendezvous_by
 
 __all__ = ("Journals", "modulo", "rendezvous")
+
+_LOG: Final = logging.getLogger("etlstage.journal")
 
 LAYOUT: Final = 1
 """Version of the folder's layout; a newer one is refused."""
@@ -502,7 +505,11 @@ class Journals:
                 error = why
         if self._keep is not None and log.rolled:
             assert isinstance(log, JournalLog)
-            self._trim(log, self.readers())
+            try:
+                self._trim(log, self.readers())
+            except (OSError, JournalError) as why:
+                # The bytes can be read, so an error would have them appended again.
+                _LOG.warning("%s: can't drop what is no longer kept: %s", journal, why)
         return _Appended(self, journal, begin, end, error)
 
     def _check_room(self, journal: str) -> None:

@@ -10,7 +10,6 @@ dropped.
 from __future__ import annotations
 
 import json
-import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -61,8 +60,6 @@ __all__ = (
     "plain_checkpoint",
     "registered",
 )
-
-_LOG: Final = logging.getLogger("etlstage.journal")
 
 _RUNS: Final = 16
 

@@ -879,6 +879,28 @@ def test_what_is_too_much_is_dropped_with_each_segment() -> None:
     assert numbers(journals.read_committed())[-1] == 49
 
 
+@pytest.mark.parametrize("committed", [True, False])
+def test_append_succeeds_though_nothing_can_be_dropped(
+    caplog: pytest.LogCaptureFixture, committed: bool
+) -> None:
+    """It is logged; an error would have the message appended again (issue 24)."""
+    storage = MemoryStorage()
+    journals = memory(storage, segment=10, keep="read")
+    writer = publisher(journals)
+    publish = writer.publish_committed if committed else writer.publish_uncommitted
+    publish({"k": 0})
+    storage.files["readers/r.json"] = bytearray(b"{}")
+    publish({"k": 1})
+    del storage.files["readers/r.json"]
+    publish({"k": 2})
+    for intent in writer.build_ack_intents():
+        journals.append(intent.journal, intent.intent)
+    assert numbers(journals.read_committed()) == [0, 1, 2]
+    (message,) = caplog.messages
+    assert message.startswith("orders/part-000: can't drop what is no longer kept: ")
+    assert "readers/r.json is not a position" in message
+
+
 def test_forgotten_reader_keeps_no_state() -> None:
     """It keeps no segments; the error for a misspelled name suggests a similar one."""
     journals = memory(segment=10, keep="read")
