@@ -177,7 +177,7 @@ class BrokerLog:
         Raises:
             AppendInDoubt: If no answer confirms the append. The bytes may be in the
                 journal, or may appear there later.
-            JournalError: If the append was refused.
+            JournalError: If the append was refused at the first attempt.
 
         """
         body = b"".join(data)
@@ -334,6 +334,13 @@ class BrokerLog:
                         f" (retry_for), the last time: {error or type(error).__name__}"
                     ) from error
                 time.sleep(wait)
+            except JournalError as refused:
+                if count == 1 or isinstance(refused, failure):
+                    raise
+                raise failure(
+                    f"{refused}, at attempt {count} to {what}; earlier ones may have"
+                    " succeeded"
+                ) from refused
         raise AssertionError("unreachable: attempts have no end")
 
 

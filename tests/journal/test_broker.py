@@ -167,6 +167,19 @@ def test_transaction_with_an_append_in_doubt_is_not_committed(gateway: Gateway) 
             one.build_ack_intents()
 
 
+def test_append_whose_retry_is_refused_is_in_doubt(gateway: Gateway) -> None:
+    """The attempt before may have appended the message (issue 24)."""
+    with opened(gateway) as journals:
+        one = publisher(journals)
+        gateway.faults["PUT"] += "lost", (403, "expired")
+        with pytest.raises(
+            AppendInDoubt, match="'403 expired', at attempt 2 to append"
+        ):
+            one.publish_uncommitted({"k": 1})
+        with pytest.raises(LocalProtocolError, match="is uncertain"):
+            one.publish_uncommitted({"k": 1})
+
+
 @pytest.mark.parametrize(
     ("fault", "error"),
     [
