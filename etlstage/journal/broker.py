@@ -204,7 +204,10 @@ class BrokerLog:
                 bell.close()
                 return True  # the read that follows fails with the cause
             self._bells[offset] = bell
-        if not select.select([bell.sock], [], [], 0)[0]:
+        # Not select(), which refuses descriptors above 1023.
+        answers = select.poll()
+        answers.register(bell.sock, select.POLLIN)
+        if not answers.poll(0):
             return False
         self._bells.pop(offset).close()
         return True

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import resource
 from collections.abc import Iterator
+from fcntl import F_DUPFD_CLOEXEC, fcntl
+from http.client import HTTPConnection
+from socket import socket
 from typing import Any
 
 import anyio
@@ -220,12 +225,46 @@ def test_own_append_is_read_at_once(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reader sees it even before its blocking request is answered."""
-    monkeypatch.setattr("select.select", lambda *_: ([], [], []))
+
+    class Silent:
+        def register(self, *_: object) -> None:
+            """Ignore the request."""
+
+        def poll(self, _: float) -> list[object]:
+            """Return no answer."""
+            return []
+
+    monkeypatch.setattr("select.poll", Silent)
     with opened(gateway) as journals, journals.read_committed() as reader:
         for number in (1, 2):
             assert [reader.poll(), reader.poll()] == [None, None]
             publisher(journals).publish_committed({"k": number})
             assert reader.poll() is not None
+
+
+def test_process_may_have_many_files_open(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A follower's request may get a descriptor above 1023 (issue 24)."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    connect = HTTPConnection.connect
+
+    def connected(connection: HTTPConnection) -> None:
+        connect(connection)
+        low = connection.sock.detach()
+        connection.sock = socket(fileno=fcntl(low, F_DUPFD_CLOEXEC, 1024))
+        connection.sock.settimeout(connection.timeout)
+        os.close(low)
+
+    monkeypatch.setattr(HTTPConnection, "connect", connected)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2048, limits[1]))
+    try:
+        with opened(gateway) as journals:
+            publisher(journals).publish_committed({"k": 1})
+            with journals.read_committed(follow=True) as reader:
+                assert [reader.poll() is None for _ in range(3)] == [False, True, True]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_journal_that_is_not_there(gateway: Gateway) -> None:
