@@ -278,9 +278,9 @@ class Publisher:
         try:
             append = section.release(*frame)
         except BaseException as error:
-            if opens:
-                del self._open[journal]
             if not isinstance(error, AppendUncertain):
+                if opens:
+                    del self._open[journal]
                 self._clock.untick(clock)
             elif flags is Flags.CONTINUE_TXN:
                 # Keep the clock: another message with it might be dropped as a duplicate.

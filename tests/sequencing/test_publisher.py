@@ -182,6 +182,22 @@ def test_append_that_is_uncertain() -> None:
             assert publisher.build_ack_intents() == []
 
 
+@pytest.mark.parametrize("place", [0, 1])
+def test_transaction_with_an_uncertain_append_is_rolled_back(place: int) -> None:
+    """The journal may have the message, even if it is the first (issue 24)."""
+    journals, told = Memory(), list[AckIntent]()
+    publisher = Publisher(journals, Clock(1000), mapping=to_json, opening=told.append)
+    for _ in range(place):
+        publisher.publish_uncommitted(Str("before"))
+    journals.error = AppendUncertain("no answer")
+    with pytest.raises(AppendUncertain):
+        publisher.publish_uncommitted(Str("one"))
+    assert publisher.rollback_intents() == told
+    assert [intent.journal for intent in told] == ["a"]
+    with pytest.raises(LocalProtocolError, match="it has uncommitted ones"):
+        publisher.publish_committed(Str("two"))
+
+
 def test_committed_within_an_own_transaction_is_refused() -> None:
     """Readers would drop the transaction; in another journal it is allowed."""
     journals = Memory()
