@@ -194,6 +194,9 @@ class Publisher:
         All of them have to be stored before any is appended. After a crash all of them
         have to be appended again.
 
+        They have to be appended before this publisher's next message, committed or not,
+        to any of their journals. Otherwise readers drop the message or the transaction.
+
         Raises:
             LocalProtocolError: If an append of the transaction is uncertain.
 
