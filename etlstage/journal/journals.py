@@ -645,7 +645,10 @@ class Journals:
         if not create:
             raise JournalError(f"{self._where}: there is no set of journals")
         # A process killed while creating the set leaves the lock and a temporary spec.
-        others = (name for name in self.storage.names("") if name != "lock")
+        others = [name for name in self.storage.names("") if name != "lock"]
+        # After the names, which may be those of a set that another process has created.
+        if self.storage.size(_SPEC) is not None:
+            return
         if not all(name.startswith(f".{_SPEC}.") for name in others):
             raise JournalError(
                 f"{self._where}: it is not a set of journals, and not empty: a new set needs"

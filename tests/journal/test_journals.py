@@ -20,6 +20,7 @@ import pytest
 from etlstage.errors import ConfigError, EtlstageError
 from etlstage.journal import (
     CommittedReader,
+    FolderStorage,
     JournalDamaged,
     JournalError,
     Journals,
@@ -457,6 +458,21 @@ def test_set_whose_maker_was_killed_is_made(tmp_path: Path) -> None:
     (tmp_path / ".spec.json.4711").write_text('{"lay')
     with Journals.open(tmp_path, partitions=2) as journals:
         assert len(journals.partitions()) == 2
+
+
+def test_set_that_another_process_creates_meanwhile(tmp_path: Path) -> None:
+    """It is opened, also if that process already appends to it (issue 24)."""
+
+    class Late(FolderStorage):
+        def names(self, folder: str) -> list[str]:
+            """Return the names in a folder, once the set has been created."""
+            if not (tmp_path / "spec.json").exists():
+                with Journals.open(tmp_path) as journals:
+                    publish(journals, 1)
+            return super().names(folder)
+
+    with Journals.open(tmp_path, storage=Late(tmp_path)) as journals:
+        assert numbers(journals.read_committed()) == [1]
 
 
 def test_folder_that_is_no_set(tmp_path: Path) -> None:
