@@ -360,6 +360,8 @@ class JournalLog:
             return 0, 0, 0
         segment = segments[-1]
         end, time, damaged = self._scan(segment, segment)
+        if damaged or end == segment:
+            time = self._last_time(segments)
         size = segment + (storage.size(self._path(segment)) or 0)
         if damaged:
             # Start a new segment after the damage, so that readers find what follows.
@@ -382,6 +384,16 @@ class JournalLog:
         except JournalDamaged:
             return end, time, True
         return end, time, False
+
+    def _last_time(self, segments: list[int]) -> int:
+        """Return the time of the last group whose head is sound."""
+        time = 0
+        for segment in reversed(segments):
+            for group in self._whole(segment, segment, None, 1 << 64, 1 << 64):
+                time = group.time
+            if time:
+                break
+        return time
 
     def _time_at(self, segment: int, offset: int) -> int | None:
         """Return the time of the group that begins at an offset, if one does."""

@@ -394,6 +394,26 @@ def test_offset_of_a_time(storage: Storage, time: int, offset: int) -> None:
     assert journal.age_of(70) == 30
 
 
+@pytest.mark.parametrize("damaged", [None, HEAD, 2 * HEAD + 20])
+def test_times_do_not_go_back(damaged: int | None) -> None:
+    """Not even after a failed roll, or damage, if the clock was set back (issue 24)."""
+    storage = MemoryStorage()
+    journal = log(storage, segment=150)
+    for time in (1000, 2000, 3000):
+        journal.append(time, b"x" * 20)
+    if damaged is None:
+        storage.faults.append(("append", OSError(28, "No space left on device"), 0))
+        with pytest.raises(OSError, match="No space"):
+            journal.append(4000, b"y" * 20)
+        assert journal.segments() == [0, 156]
+    else:
+        storage.files["part-000/" + "0" * 20 + ".log"][damaged] ^= 1
+    journal = log(storage, segment=150)
+    journal.append(500, b"z" * 20)
+    assert [group.time for group in journal.groups(156)] == [3000]
+    assert journal.at_time(2500) == 104
+
+
 def test_time_of_what_is_damaged() -> None:
     """A damaged group has no known time; later groups are still found by theirs."""
     storage = MemoryStorage()
