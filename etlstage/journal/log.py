@@ -456,6 +456,9 @@ class JournalLog:
         # If only heads are wanted, read little until a group turns out to be small.
         size = _LARGE + 1 if start < wanted else 0
         held, held_at = b"", start
+        # The last group that was not sound: its place, its head, checksum of its data.
+        bad: tuple[int, bytes, int] | None = None
+        full = 0  # size of the segment before ``held`` was read
         while True:
             # ``held`` has the bytes that were read, from the offset ``held_at`` on.
             if len(held) - (at - held_at) < HEAD:
@@ -463,21 +466,27 @@ class JournalLog:
                 ahead = _CHUNK
                 if size > _LARGE:
                     ahead = HEAD if at >= wanted else _AHEAD
+                if at < wanted:
+                    # If a head is of an incomplete group, the size must not be that of
+                    # what replaces the group.
+                    full = self._storage.size(path) or 0
                 held, held_at = read(path, at - segment, ahead), at
                 if len(held) < HEAD:
                     break
             place = at - held_at
+            head, data = held[place : place + HEAD], b""
             try:
-                size, time, crc = _parsed(held[place : place + HEAD], at)
+                size, time, crc = _parsed(head, at)
                 place += HEAD
                 end = at + HEAD + size
                 whole = len(held) - place >= size
-                data = held[place : place + size] if whole or end <= wanted else b""
+                if whole or end <= wanted:
+                    data = held[place : place + size]
                 if end <= wanted:
                     if whole:
                         # A damaged acknowledgement would commit something else.
                         _check(data, crc)
-                    elif (self._storage.size(path) or 0) < end - segment:
+                    elif full < end - segment:
                         break
                 else:
                     if not whole:
@@ -486,10 +495,10 @@ class JournalLog:
                         break
                     _check(data, crc)
             except _Bad as error:
-                if held_at < at:
-                    # These bytes were read together with earlier ones. They may have
-                    # been an incomplete group, which was replaced since: read again.
-                    held, held_at = b"", at
+                if (seen := (at, head, crc32(data))) != bad:
+                    # These may be bytes of an incomplete group, which is being replaced
+                    # or was replaced since they were read: read them again.
+                    bad, held, held_at = seen, b"", at
                     continue
                 found = self._next_head(segment, at + 1)
                 over = found or segment + (self._storage.size(path) or 0)

@@ -124,6 +124,30 @@ def test_tail_that_was_read_torn_and_is_another_now_is_no_damage(
     assert next(groups).data == b"another" * 10
 
 
+@pytest.mark.parametrize("heads", [False, True])
+def test_tail_that_is_replaced_while_it_is_read_is_no_damage(heads: bool) -> None:
+    """A group has one head, even if head and data are read separately (issue 24)."""
+
+    class Replaced(MemoryStorage):
+        def read(self, path: str, at: int, size: int) -> bytes:
+            """Return bytes of a file, and then replace the torn tail."""
+            found = super().read(path, at, size)
+            if at in torn:
+                torn.clear()
+                log(self).append(1, b"another" * 100)
+            return found
+
+    storage, torn = Replaced(), list[int]()
+    begin = log(storage).append(0, b"one" * 100)[1]
+    end = log(storage).append(0, b"torn" * 100)[1]
+    storage.truncate("part-000/00000000000000000000.log", end - 4)
+    torn.append(begin)
+    reader = LogReader(log(storage), JournalSpec("j", ""), begin, heads=heads)
+    found = [reader.group() for _ in range(2)]
+    ends = [group.end for group in found if group is not None]
+    assert ends == [log(storage).end()] == [begin + HEAD + 700]
+
+
 @pytest.mark.parametrize("left", range(1, HEAD + 6))
 def test_torn_tail_is_cut_by_the_next_writer(storage: Storage, left: int) -> None:
     """A reader doesn't cut the torn tail; it doesn't see it either."""
