@@ -302,7 +302,8 @@ class CommittedReader:
         self.name = name
         self.frames: int = 0
         self._load = load
-        self._holder = f"{os.getpid()} {load}".encode()
+        self._process = os.getpid()
+        self._holder = f"{self._process} {load}".encode()
         self._journals = journals
         self._storage = journals.storage
         self._follow = follow
@@ -448,11 +449,12 @@ class CommittedReader:
         """
         Store the position and release the name; a second call does nothing.
 
-        At the end of the input, and when the set is closed, this is done by itself.
+        Neither is done in a process that was forked off since the reader was made. At
+        the end of the input, and when the set is closed, this is done by itself.
         """
         if self._held is not None:
             try:
-                if self._commit_every is not None:
+                if self._commit_every is not None and self._is_own():
                     self.commit()
             finally:
                 self._release()
@@ -466,6 +468,10 @@ class CommittedReader:
             offsets[journal] = max(offsets[journal], end)
         return checkpoint._replace(offsets=offsets)
 
+    def _is_own(self) -> bool:
+        """Return whether this process made the reader, and not one it is forked off."""
+        return self._process == os.getpid()
+
     def _release(self) -> None:
         held, self._held = self._held, None
         self._journals.named.discard(self)
@@ -473,7 +479,7 @@ class CommittedReader:
             path = f"readers/{self.name}.pid"
             with suppress(OSError):
                 # The file is not ours if another run has taken the name.
-                if self._storage.load(path) == self._holder:
+                if self._is_own() and self._storage.load(path) == self._holder:
                     self._storage.remove(path)
             self._storage.let_go(held)
 

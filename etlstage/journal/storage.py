@@ -69,7 +69,7 @@ class Storage(Protocol):
         """
 
     def let_go(self, held: int) -> None:
-        """Release a lock that :meth:`hold` has returned."""
+        """Release a lock that :meth:`hold` has returned, in the process that took it."""
 
     def close(self) -> None:
         """Release all resources."""
@@ -91,6 +91,8 @@ class FolderStorage:
         # Files whose name is durable.
         self._named: set[str] = set()
         self._locks: dict[str, tuple[Lock, int]] = {}
+        # By handle of a lock that is held, the process that took it.
+        self._held: dict[int, int] = {}
         self._guard = RLock()
         self._process = os.getpid()
         # The file that was read last, and its descriptor.
@@ -205,10 +207,13 @@ class FolderStorage:
         except BlockingIOError:
             os.close(fd)
             return None
+        self._held[fd] = os.getpid()
         return fd
 
     def let_go(self, held: int) -> None:
-        """Unlock a file by closing its descriptor."""
+        """Unlock a file, of which a process that was forked off may have a copy."""
+        if self._held.pop(held) == os.getpid():
+            fcntl.flock(held, fcntl.LOCK_UN)
         os.close(held)
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -67,6 +68,33 @@ assert os.wait()[1] == 0
 journals.append(name, b"parent")
 """
 """Forks while a set is in use, and appends in both processes."""
+
+HELD = """\
+import os, sys
+from etlstage.journal import Journals, ReaderBusy
+
+journals = Journals.open(sys.argv[1])
+reader = journals.read_committed("billing")
+ready, is_ready = os.pipe()
+go, may_go = os.pipe()
+if not os.fork():
+    if sys.argv[2] == "child":
+        reader.close()
+    os.write(is_ready, b".")
+    os.read(go, 1)
+    os._exit(0)
+os.read(ready, 1)
+if sys.argv[2] == "parent":
+    reader.close()
+try:
+    journals.read_committed("billing").close()
+    print("free")
+except ReaderBusy as error:
+    print(str(error).replace(str(os.getpid()), "parent"))
+os.write(may_go, b".")
+assert os.wait()[1] == 0
+"""
+"""Forks while a reader is open, closes it in one process, and opens another."""
 
 
 class Time:
@@ -143,6 +171,37 @@ def test_fork_excludes_parent_and_child_from_each_other(tmp_path: Path) -> None:
     with Journals.open(tmp_path / "orders") as journals:
         groups = journals.log("orders/part-000").groups(0)
         assert [group.data for group in groups] == [b"before", b"child", b"parent"]
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("closes", "found"),
+    [("parent", "^free$"), ("child", "'billing' .* is in use by process parent;")],
+)
+def test_name_is_held_by_the_process_that_took_it(
+    tmp_path: Path, closes: str, found: str
+) -> None:
+    """A child neither keeps the name after its parent, nor releases it (issue 24)."""
+    command = [sys.executable, "-c", HELD, str(tmp_path / "orders"), closes]
+    ended = subprocess.run(
+        command, check=True, stdout=subprocess.PIPE, text=True, timeout=HANG
+    )
+    assert re.search(found, ended.stdout.strip())
+
+
+def test_child_stores_no_position_of_its_parents_reader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parent has read on since the fork (issue 24)."""
+    with Journals.open(tmp_path / "orders") as journals:
+        publish(journals, 1)
+        reader = journals.read_committed("r")
+        assert [reader.poll() is None for _ in range(2)] == [False, True]
+        stored = journals.storage.load("readers/r.json")
+        child = os.getpid() + 1
+        monkeypatch.setattr("os.getpid", lambda: child)
+        reader.close()
+        assert journals.storage.load("readers/r.json") == stored
 
 
 def test_transaction_is_read_when_it_is_acknowledged() -> None:
@@ -239,8 +298,6 @@ def test_positions_are_stored_as_it_goes(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_two_readers_of_one_name_are_refused(tmp_path: Path) -> None:
     """The error names the process that holds the name; names must be plain."""
-    import os
-
     with Journals.open(tmp_path / "orders") as journals:
         with (
             journals.read_committed("r"),
