@@ -468,7 +468,12 @@ class Journals:
         ]
 
     def sync(self, journal: str | None = None) -> None:
-        """Force appended bytes to the disk, so that they outlive a machine crash."""
+        """
+        Force appended bytes to the disk, so that they outlive a machine crash.
+
+        If an append was to do that and the disk failed, only the append's ``wait()``
+        raises the error.
+        """
         for name in [journal] if journal is not None else list(self._dirty):
             log = self.byte_log(name)
             with self.storage.locked(log.lock):

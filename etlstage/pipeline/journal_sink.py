@@ -348,7 +348,8 @@ class JournalSink(Sink):
         with self._failing("append to"):
             for run in _merged(map(plain, held)):
                 for place, part in self._parts(run):
-                    publish(_Placed(part, place))
+                    # A later sync would succeed, though these bytes are lost.
+                    publish(_Placed(part, place)).wait()
 
     def _flush(self) -> None:
         self._write()
@@ -445,7 +446,7 @@ def append_intents(
     known = {spec.name for spec in journals.partitions()}
     for journal, intent in intents:
         if journal in known:
-            journals.append(journal, bytes.fromhex(intent))
+            journals.append(journal, bytes.fromhex(intent)).wait()
         else:
             _log.warning(
                 "acknowledgement dropped: its journal is gone",

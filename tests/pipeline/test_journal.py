@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
@@ -473,6 +474,32 @@ async def test_position_waits_until_what_is_before_it_is_on_the_disk(
         assert not source.stored.is_set()
         wait.released.set()
     assert source.stored.is_set()
+
+
+@pytest.mark.parametrize("exactly", [False, True])
+@pytest.mark.parametrize("failing", [1, 2])
+async def test_append_that_is_not_on_the_disk_fails_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exactly: bool, failing: int
+) -> None:
+    """Even if a later fsync succeeds, as the kernel reports an error once (issue 24)."""
+    fsync, count = os.fsync, 0
+
+    def failing_once(fd: int) -> None:
+        nonlocal count
+        if os.readlink(f"/proc/self/fd/{fd}").endswith(".log"):
+            count += 1
+            if count == failing:
+                raise OSError(5, "Input/output error")
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", failing_once)
+    source = MemorySource([[b"a"], [b"b"]])
+    sink = JournalSink(tmp_path / "set", sync="append")
+    delivery = Delivery(tmp_path / "state", exactly_once=exactly)
+    made = Pipeline(name="p", source=source, sink=sink, delivery=delivery)
+    report = await made.run()
+    assert isinstance(report.error, SinkFailed)
+    assert "Input/output error" in str(report.error)
 
 
 async def test_runner_that_was_taken_over_commits_nothing(tmp_path: Path) -> None:
