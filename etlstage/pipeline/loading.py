@@ -297,6 +297,7 @@ class Loading:
             accounts=accounts,
             letters=letters,
             ended=ended,
+            performs=self._sink.performs,
             intents=self._sink.intents,
         )
         await self._sink.commit(record.note)
@@ -304,4 +305,4 @@ class Loading:
         self._epochs.keep(record)
         if self._sink.performs:
             await self._sink.perform()
-            self._epochs.at("performed")
+            self._epochs.performed()

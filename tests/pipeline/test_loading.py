@@ -232,6 +232,43 @@ async def test_drained_run_that_only_its_table_has_noted(tmp_path: Path) -> None
     assert epochs.messages == numbers(9)
 
 
+class Followed(Numbers):
+    """Numbers of which the next run reads those that came since."""
+
+    goes_on = True
+
+
+async def test_end_that_is_recorded_but_not_moved(tmp_path: Path) -> None:
+    """Its last epoch is not left behind when the output changes (issue 23)."""
+
+    async def load(
+        out: str, count: int, *, once: bool = True, step: str = "none"
+    ) -> Report:
+        bounds = Bounds(messages=10, seconds=3600)
+        delivery = Delivery(tmp_path / "state", exactly_once=once, bounds=bounds)
+        delivery.at = stop_at(step, 2)
+        source, sink = (
+            Followed(count, 5),
+            FileSink(tmp_path / out, "text", mode="append"),
+        )
+        made = Pipeline(name="p", source=source, sink=sink, delivery=delivery)
+        with anyio.fail_after(HANG):
+            return await made.run()
+
+    def rows(out: str) -> list[int]:
+        parts = (tmp_path / out).glob("part-*")
+        return sorted(int(row) for part in parts for row in part.read_bytes().split())
+
+    assert isinstance((await load("a", 20, step="recorded")).error, Stopped)
+    assert rows("a") == [*range(10)]
+    for refused in await load("b", 30), await load("a", 30, once=False):
+        assert isinstance(refused.error, StateUnusable)
+        assert "complete it with the old settings" in str(refused.error)
+    assert (await load("a", 20)).status == "done"
+    assert (await load("b", 30)).status == "done"
+    assert (rows("a"), rows("b")) == ([*range(20)], [*range(20, 30)])
+
+
 async def test_next_run_begins_a_new_load(tmp_path: Path) -> None:
     """A source that is read again is loaded again, from epoch 1 on (issue 14)."""
     first, second = MemoryEpochs(), MemoryEpochs()

@@ -175,6 +175,9 @@ class Delivery:
             self._check_same(found, stages, output)
             self.record = replace(self.record, output=output, input=input)
             return True
+        if found.unperformed:
+            # The sink performs them only where, and as, the epoch was loaded.
+            self._check_same(found, stages, output)
         # A load that resumes keeps its name: by the name, its sink finds what was
         # written but not recorded, and replaces it.
         record = CommitRecord(
@@ -204,6 +207,7 @@ class Delivery:
         accounts: Mapping[str, Sequence[int]] | None = None,
         letters: Mapping[str, int] | None = None,
         ended: bool = False,
+        performs: bool = False,
         intents: object = None,
     ) -> CommitRecord:
         """
@@ -215,6 +219,7 @@ class Delivery:
             letters: Bytes of dead letters of each stage before it; None: unchanged.
             ended: Whether the run has ended. If ``position`` is None, the load is over
                 only once :meth:`settle` is called.
+            performs: Whether the sink performs anything after the record.
             intents: What the sink needs to perform what follows the record, plain JSON.
 
         """
@@ -227,6 +232,7 @@ class Delivery:
             letters=now.letters if letters is None else {**now.letters, **letters},
             ended=ended,
             pending=ended and position is None,
+            unperformed=ended and position is not None and performs,
             intents=intents,
         )
 
@@ -247,6 +253,17 @@ class Delivery:
         """
         self._store(record, self.at)
         self.at("recorded")
+
+    def performed(self) -> None:
+        """
+        Record that the actions after the record are done; raises like :meth:`keep`.
+
+        Only a run's end is recorded once more: any other record is followed by one that
+        is stored when they are done, and until then the run counts as interrupted.
+        """
+        if self.record.unperformed:
+            self._store(replace(self.record, unperformed=False))
+        self.at("performed")
 
     def adopt(self, note: str) -> None:
         """

@@ -74,6 +74,9 @@ class CommitRecord:
     pending: bool = False
     """Whether a load has ended and is not over: the actions that follow its record may
     not be done, or the run was killed before its own end."""
+    unperformed: bool = False
+    """Whether a run has ended at a position, and the actions that follow its record may
+    not be done."""
     intents: object = None
     """What the sink needs for the actions that follow the record; plain JSON."""
     accounts: Mapping[str, Sequence[int]] = field(default_factory=dict)

@@ -186,6 +186,37 @@ def test_run_goes_on_where_it_has_loaded(tmp_path: Path) -> None:
         delivery.begin("r", stages=[], letters={}, output="parquet /c")
 
 
+def test_end_at_a_position_whose_actions_may_not_be_done(
+    tmp_path: Path, synced: list[Path]
+) -> None:
+    """
+    They need the same output and delivery, unless they are on record (issue 23).
+
+    Only the record of the end is stored twice for that.
+    """
+
+    def begin(run: str, output: str, *, exactly_once: bool = True) -> Delivery:
+        with Delivery(tmp_path, exactly_once=exactly_once) as delivery:
+            assert not delivery.begin(run, stages=["l"], letters={}, output=output)
+        return delivery
+
+    first = begin("r1", "parquet /a")
+    first.keep(first.next(5, performs=True))
+    synced.clear()
+    first.performed()
+    assert synced == []
+    first.keep(first.next(9, ended=True, performs=True))
+    with pytest.raises(StateUnusable, match="loaded into parquet /a, not into parquet"):
+        begin("r2", "parquet /b")
+    with pytest.raises(StateUnusable, match="its delivery was exactly-once"):
+        begin("r2", "parquet /a", exactly_once=False)
+    second = begin("r2", "parquet /a")
+    assert second.record.load == first.record.load
+    second.keep(second.next(12, ended=True, performs=True))
+    second.performed()
+    assert begin("r3", "parquet /b").record.load == first.record.load
+
+
 def test_who_was_taken_over_can_not_commit(tmp_path: Path) -> None:
     """A suspended holder still has its lock, so the fence shuts it out (issue 14)."""
     with Delivery(tmp_path, exactly_once=True) as first:
