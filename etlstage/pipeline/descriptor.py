@@ -53,7 +53,7 @@ class Splitter:
         self.pending += len(data)
         seen = self._tail + data
         if self._separator not in seen:
-            self._tail = seen[len(seen) - len(self._separator) + 1 :]
+            self._tail = self._end_of(seen)
             return []
         messages = b"".join(self._parts).split(self._separator)
         self._begin(messages.pop())
@@ -67,7 +67,10 @@ class Splitter:
 
     def _begin(self, rest: bytes) -> None:
         self._parts, self.pending = [rest], len(rest)
-        self._tail = rest[max(0, len(rest) - len(self._separator) + 1) :]
+        self._tail = self._end_of(rest)
+
+    def _end_of(self, data: bytes) -> bytes:
+        return data[max(0, len(data) - len(self._separator) + 1) :]
 
 
 class DescriptorSource(Source):

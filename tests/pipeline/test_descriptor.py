@@ -11,26 +11,31 @@ from typing import BinaryIO
 
 import anyio
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from etlstage.errors import SinkFailed, SourceFailed
 from etlstage.pipeline.descriptor import DescriptorSink, DescriptorSource, Splitter
 
-SEPARATORS = st.sampled_from([b"\n", b"\0", b"\r\n", b"aab"])
+SEPARATORS = st.sampled_from(
+    [b"\n", b"\0", b"\r\n", b"aab", b"aa", b"abab", b"\r\n\r\n", b"aabaaab"]
+)
+# Bytes of the separators, so that parts of them are in messages, too.
+BYTES = st.lists(st.sampled_from(b"ab\r\n\0"), max_size=8).map(bytes)
 
 
 @pytest.mark.core
 @given(
-    messages=st.lists(st.binary(max_size=8)),
+    messages=st.lists(BYTES | st.binary(max_size=8)),
     separator=SEPARATORS,
     cuts=st.lists(st.integers(0, 120)),
-    last=st.binary(max_size=5),
+    last=BYTES | st.binary(max_size=5),
 )
+@example(messages=[b""], separator=b"abab", cuts=[2], last=b"")
 def test_reads_may_be_cut_anywhere(
     messages: list[bytes], separator: bytes, cuts: list[int], last: bytes
 ) -> None:
-    """The messages are those of the whole input, and none is held back."""
+    """The messages are those of the input, and none is held back (issue 23)."""
     data = b"".join(m + separator for m in messages) + last
     whole = data.split(separator)
     rest = whole.pop()
