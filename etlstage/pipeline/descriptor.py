@@ -178,18 +178,21 @@ class DescriptorSink(Sink):
 
         Raises:
             SinkFailed: If the descriptor can't be written, its reader is gone, or a
-                message contains the separator and would be read as two.
+                message with the separator after it would not be read as that message.
 
         """
         self.account.received += len(run)
         if os.isatty(self._descriptor):
             run = [_escaped(message) for message in run]
         data = self._separator.join((*run, b""))
-        if self._exact and data.count(self._separator) != len(run):
-            place = next(i for i, m in enumerate(run) if self._separator in m)
+        if self._exact and (found := data.split(self._separator)) != [*run, b""]:
+            place = next(i for i, m in enumerate(run) if m != found[i])
+            what = "contains the separator {} and would be read as two"
+            if self._separator not in run[place]:
+                what = "ends as the separator {} begins and would be read cut"
             raise SinkFailed(
-                f"{self.name}: message {self.account.done + place + 1} contains the"
-                f" separator {self._separator!r} and would be read as two",
+                f"{self.name}: message {self.account.done + place + 1}"
+                f" {what.format(self._separator)}",
                 stage=self.name,
             )
         try:

@@ -152,6 +152,25 @@ async def test_message_with_a_separator_is_not_written_as_two(
     assert (sink.account.received, sink.account.done) == (3, 1)
 
 
+@pytest.mark.parametrize(
+    ("separator", "messages", "end"),
+    [
+        (b"aa", [b"a", b"b"], 1),
+        (b"\r\n\r\n", [b"b", b"a\r\n"], 2),
+        (b"aa", [b"b", b"ba"], 2),
+    ],
+)
+async def test_message_that_ends_as_the_separator_begins(
+    pipe: tuple[BinaryIO, BinaryIO], separator: bytes, messages: list[bytes], end: int
+) -> None:
+    """The reader would find the separator too early (issue 23)."""
+    sink = DescriptorSink(pipe[1].fileno(), separator)
+    with pytest.raises(SinkFailed, match=f"message {end} ends as the separator b'"):
+        await sink.write(messages)
+    await sink.write([b"ab", b"\nb", b""])
+    assert pipe[0].read(100) == separator.join([b"ab", b"\nb", b"", b""])
+
+
 async def test_terminal_is_not_controlled_by_messages() -> None:
     """Control characters are removed or escaped, as are line ends in a message."""
     ours, theirs = os.openpty()
