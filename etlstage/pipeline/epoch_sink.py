@@ -310,6 +310,8 @@ class _EpochMessages:
             messages = AnnotatedRun(messages, **run.columns)
         try:
             pickle.dump((place, messages), self._file)
+            # Else a full disk is found when the messages are read.
+            self._file.flush()
         except OSError as error:
             raise SinkFailed(
                 f"{self._stage}: can't keep the messages of an epoch in"
@@ -342,5 +344,6 @@ class _EpochMessages:
         """Forget the messages."""
         self._dead.clear()
         if self._file is not None:
-            self._file.close()
+            with suppress(OSError):  # what could not be written is not needed
+                self._file.close()
             self._file = None

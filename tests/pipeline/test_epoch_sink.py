@@ -9,6 +9,7 @@ import sys
 import textwrap
 from dataclasses import replace
 from pathlib import Path
+from resource import RLIMIT_FSIZE, getrlimit, setrlimit
 
 import pyarrow as pa
 import pytest
@@ -331,6 +332,29 @@ async def test_messages_for_which_there_is_no_room(
     report = await run(tmp_path, sink(tmp_path))
     assert isinstance(report.error, SinkFailed)
     assert "no space left on device; set TMPDIR" in str(report.error)
+
+
+def test_full_disk_is_found_before_an_epoch_is_loaded_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With the remedy, and the messages can still be forgotten (issue 23)."""
+    monkeypatch.setattr(epoch_sink, "_IN_MEMORY", 10)
+    kept = epoch_sink._EpochMessages("load")
+    kept.add(0, [b"x" * 30])
+    soft, hard = getrlimit(RLIMIT_FSIZE)
+    setrlimit(RLIMIT_FSIZE, (200, hard))
+    try:
+        with pytest.raises(
+            SinkFailed,
+            match=r"can't keep the messages .* file too large; set TMPDIR to",
+        ):
+            kept.add(1, [b"x" * 200])
+        kept.clear()
+    finally:
+        setrlimit(RLIMIT_FSIZE, (soft, hard))
+    kept.add(0, [b"y"])
+    assert [*kept] == [(0, [b"y"])]
+    kept.clear()
 
 
 async def test_epoch_of_which_an_upload_was_killed(tmp_path: Path) -> None:
