@@ -127,14 +127,16 @@ class EpochSink(WorkerSink):
         trace: TracebackType | None,
     ) -> None:
         """Stop the workers; the next start undoes what they have stored separately."""
-        if error is not None:
-            self._tasks.cancel_scope.cancel()
-        elif self._open:
-            await self._end_workers()
-        self._kept.clear()
-        # The error that ended the run is raised by the caller.
-        with suppress(anyio.get_cancelled_exc_class()):
-            await self._tasks.__aexit__(None, None, None)
+        try:
+            if error is not None:
+                self._tasks.cancel_scope.cancel()
+            elif self._open:
+                await self._end_workers()
+        finally:
+            self._kept.clear()
+            # The error that ended the run is raised by the caller.
+            with suppress(anyio.get_cancelled_exc_class()):
+                await self._tasks.__aexit__(None, None, None)
 
     async def write(self, run: Run) -> None:
         """

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from resource import RLIMIT_FSIZE, getrlimit, setrlimit
 
+import anyio
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -158,6 +159,19 @@ async def test_worker_that_does_not_end_well(tmp_path: Path) -> None:
     assert "exited with status 3 at the end of its input" in str(report.error)
     assert loaded(tmp_path) == ["1\n2\n"]  # aside
     assert report.ledger[-1].done == 0
+
+
+async def test_worker_of_an_open_epoch_that_does_not_end_well(tmp_path: Path) -> None:
+    """Such as after a drain that was cut: the sink leaves no tasks open (issue 23)."""
+    end = sink(tmp_path, load=f"{LOAD}\n    exit 3\n")
+    end.begin(Epochs("l", 0, once=True, check=lambda: None))
+    with (
+        pytest.raises(StageFailed, match="exited with status 3"),
+        anyio.CancelScope(),  # refuses to end around what has not ended
+    ):
+        async with end:
+            await end.write([b"1"])
+    assert end._kept._file is None
 
 
 DIES = """\
