@@ -171,14 +171,16 @@ class EpochFiles:
         shutil.rmtree(sealed, ignore_errors=True)
 
     def mark(self, *, whole: bool) -> None:
-        """Mark the output as complete, durably, or as incomplete; raises OSError."""
+        """Mark the output as complete or incomplete, durably; raises OSError."""
         mark = self._path / _MARK
         if whole:
             self._path.mkdir(parents=True, exist_ok=True)
             mark.touch()
             sync_up([self._path])
-        else:
-            mark.unlink(missing_ok=True)
+            return
+        with suppress(FileNotFoundError):
+            mark.unlink()
+            sync(self._path)
 
     def _sealed(self, number: int) -> Path:
         return self._path / f".epoch={self._load}-{number}"

@@ -203,6 +203,18 @@ def test_epoch_and_mark_are_durable(tmp_path: Path, synced: list[Path]) -> None:
     assert above <= {*synced}
 
 
+def test_mark_that_is_removed_does_not_come_back(
+    tmp_path: Path, synced: list[Path]
+) -> None:
+    """Not in a power failure, either; without a mark nothing is synced (issue 23)."""
+    files = EpochFiles(tmp_path, "ab12")
+    files.mark(whole=True)
+    synced.clear()
+    for _ in range(2):
+        files.mark(whole=False)
+        assert synced == [tmp_path]
+
+
 def test_output_is_marked(tmp_path: Path) -> None:
     """When it is complete, even if there was nothing to write (issue 14)."""
     files = EpochFiles(tmp_path / "out", "ab12")
