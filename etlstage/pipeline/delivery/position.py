@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Callable
@@ -102,9 +103,17 @@ def put(path: Path, value: object, at: Callable[[str], None] | None = None) -> N
         value: Plain JSON.
         at: Called with ``aside`` once the file is written but not in its place yet.
 
+    Raises:
+        OSError: If it can't be written, or would be too big for :func:`load`.
+
     """
     new = path.with_suffix(".new")
     text = json.dumps(value)
+    if len(text) > _LENGTH:
+        raise OSError(
+            errno.EFBIG,
+            f"it would have {len(text):,} bytes, expected no more than {_LENGTH:,}",
+        )
     make(path.parent, 0o700)
     new.unlink(missing_ok=True)  # left by a run that was killed
     with opened(new, os.O_RDWR | os.O_CREAT | os.O_EXCL) as file:

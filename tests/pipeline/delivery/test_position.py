@@ -89,6 +89,20 @@ def test_failed_store_keeps_the_old_position(tmp_path: Path) -> None:
     assert PositionFile(tmp_path, "read").load() == 1
 
 
+def test_position_is_not_stored_if_it_can_not_be_read_again(tmp_path: Path) -> None:
+    """The error has the limit, and the old position stays (issue 23)."""
+    file, empty = PositionFile(tmp_path, "read"), len('{"position": ""}')
+    longest = "x" * (16 * 1024 * 1024 - empty)
+    file.store(longest)
+    with pytest.raises(
+        SourceFailed,
+        match=r"it would have 16,777,217 bytes, expected no more than 16,777,216$",
+    ):
+        file.store(f"{longest}x")
+
+    assert file.load() == longest
+
+
 def test_name_with_a_dot_is_kept_apart(tmp_path: Path) -> None:
     """The temporary file of one stage is never that of another."""
     names = ["a", "a.b", "a.new", "a.position"]
