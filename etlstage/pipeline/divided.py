@@ -317,7 +317,9 @@ class DividedPipeline(Runner):
         """Count what the first part, which has ended already, did in earlier starts."""
         record = CommitRecord.latest(self._edges[0].before)
         part = self._parts[0]
-        if record.whole:
+        # The counts of other stages would not balance: only this start is counted then.
+        same = list(record.accounts) == [account.stage for account in part.ledger]
+        if record.whole and same:
             part._carry(record)
             if part._dead_letters is not None:
                 part._dead_letters.take_up(record.run)

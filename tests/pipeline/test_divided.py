@@ -479,6 +479,43 @@ async def test_report_counts_a_half_that_has_ended(tmp_path: Path) -> None:
     assert len(epochs.messages) == 19
 
 
+@pytest.mark.parametrize("changed", [["b", "one"], ["a", "b", "one"], ["one"]])
+async def test_half_that_has_ended_may_have_other_stages(
+    tmp_path: Path, changed: list[str]
+) -> None:
+    """It is not run: what waits is loaded, and only that is counted (issue 23)."""
+
+    def parts(before: list[str], epochs: MemoryEpochs) -> DividedPipeline:
+        return DividedPipeline.cut(
+            "p",
+            state=tmp_path,
+            source=Numbers(20, 5),
+            stages=[upper(name) for name in (*before, "two")],
+            sink=MemoryEpochSink(epochs),
+            durable={"one": {}},
+            bounds=Bounds(messages=5, seconds=3600),
+            launch=ScriptedLaunch(refuse_seven),
+        )
+
+    killed = parts(["a", "one"], MemoryEpochs())
+    behind = killed._parts[1]._delivery
+    assert behind is not None
+    behind.at = counting("begin", 1)
+    await run(killed)
+    epochs = MemoryEpochs()
+    report = await run(parts(changed, epochs))
+    assert report.status == "done"
+    assert [(a.stage, a.made, a.dead) for a in report.ledger] == [
+        ("source", 0, 0),
+        *((name, 0, 0) for name in changed),
+        ("two", 19, 0),
+        ("sink", 19, 0),
+    ]
+    assert (report.dead_letters.messages, report.durable[0].appended) == (0, 0)
+    assert len(epochs.messages) == 19
+    assert not CommitRecord.latest(tmp_path).resumes
+
+
 async def test_halves_are_drained_together(tmp_path: Path) -> None:
     """Messages appended by then wait for the next run."""
 
