@@ -123,6 +123,13 @@ def take_state_over(
             f"take {_path(state)} over from {harmless(who)}? It can't commit what it"
             " does from now on, and a load that is not by epochs may contain that twice"
         )
+    # Another run may have begun while the question was asked.
+    for at, before in taken.items():
+        if _holder(at) != (True, before):
+            raise ConfigError(
+                f"the run that held {at} has ended: nothing was taken over; see what"
+                " holds it now with 'etlstage state show'"
+            )
     # All are taken over before anything is printed, which may end the command.
     for record in [take_over(at) for at in taken]:
         typer.echo(f"taken over: the next run resumes {_goes_on(record)}")

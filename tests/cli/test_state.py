@@ -16,6 +16,7 @@ from etlstage.cli.dlq import drop_letters
 from etlstage.cli.state import reset_state, show_state, take_state_over
 from etlstage.errors import ConfigError, StateUnusable
 from etlstage.pipeline.delivery.delivery import Delivery
+from etlstage.pipeline.delivery.holder import LOCK, holder_of
 from tests.cli.conftest import Etlstage
 from tests.cli.forked import environment
 from tests.pipeline.dead_letter.test_retry import append, letter
@@ -212,6 +213,30 @@ def test_take_over(
         assert delivery.record.position == 4000
     with pytest.raises(ConfigError, match="there is nothing to take over"):
         take_state_over(state, yes=True)
+
+
+@pytest.mark.parametrize("another", [True, False])
+def test_take_over_from_a_run_that_ends_during_the_question(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, another: bool
+) -> None:
+    """A run that has begun meanwhile keeps its state and its lock (issue 23)."""
+    first, second = Delivery(tmp_path), Delivery(tmp_path)
+
+    def answer(_question: str) -> None:
+        first.__exit__()
+        if another:
+            second.__enter__()
+            (tmp_path / LOCK).write_text('{"pid": 1, "host": "h", "since": "now"}')
+
+    monkeypatch.setattr("etlstage.cli.state.confirm", answer)
+    with first:
+        with pytest.raises(
+            ConfigError, match=f"held {tmp_path} has ended: nothing was taken over"
+        ):
+            take_state_over(tmp_path)
+        (second if another else first).check()
+        assert holder_of(tmp_path)[0] == another
+    second.__exit__()
 
 
 @pytest.mark.process
