@@ -2,7 +2,8 @@
 The data of a pipeline file, with the place of everything in it.
 
 All scalars are text, exactly as written: the model decides what is a number. So
-``1.10`` in a worker's environment stays ``1.10`` and ``yes`` stays ``yes``.
+``1.10`` in a worker's environment stays ``1.10`` and ``yes`` stays ``yes``. Only those
+of an inline JSON Schema have the types of JSON: there, ``1`` is not ``"1"``.
 ``reading.py`` reads the data.
 """
 
@@ -18,7 +19,7 @@ from etlstage.settings.problem import Loc, Problem, dotted
 
 __all__ = ("Document", "FilePlace", "LocatedProblem", "SourceText", "Value", "excerpt")
 
-Value: TypeAlias = "str | list[Value] | dict[str, Value] | None"
+Value: TypeAlias = "str | float | list[Value] | dict[str, Value] | None"
 
 
 class FilePlace(NamedTuple):

@@ -3,11 +3,13 @@ Read the text of a pipeline file as data.
 
 Other files and single values may be laid over it: mappings are merged, lists of named
 items are merged by name, and of anything else the last value wins. A replaced value is
-discarded together with its errors. This module knows YAML, but nothing about pipelines.
+discarded together with its errors. This module knows YAML, and about pipelines only
+where they hold a JSON Schema.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -45,6 +47,15 @@ SURROGATE: Final = re.compile("[\ud800-\udfff]")
 """Quoted escapes can produce one, which can't be encoded in a name or in output."""
 
 MERGE: Final = "tag:yaml.org,2002:merge"
+
+SCHEMA: Final = ("expect", "schema")
+"""The keys of an inline JSON Schema, whose scalars have the types of JSON."""
+TYPED: Final = frozenset(
+    f"tag:yaml.org,2002:{name}" for name in ("int", "float", "bool", "null")
+)
+"""The tags of scalars that are not text in JSON."""
+YAML_TYPES: Final = YAML(typ="safe", pure=True)
+"""Recognizes and converts such scalars."""
 
 TAGS: Final = frozenset(
     f"tag:yaml.org,2002:{name}"
@@ -443,7 +454,26 @@ class _Reader:
         if value.found:
             document.secrets[loc] = text
             document.hidden.update(value.found)
-        return value.text
+        if not any(loc[i : i + 2] == SCHEMA for i in range(len(loc) - 2)):
+            return value.text
+        tag = node.tag
+        set_apart = not document.sources[-1].lines
+        if not node.style and (value.found or set_apart):
+            plain = True, False
+            tag = str(YAML_TYPES.resolver.resolve(ScalarNode, value.text, plain))
+        if tag not in TYPED or not value.text:
+            return value.text
+        return self._typed(ScalarNode(tag, value.text, node.start_mark), loc)
+
+    def _typed(self, node: ScalarNode, loc: Loc) -> Value:
+        """Return the number, the boolean or the null of a JSON Schema."""
+        try:
+            found: float | None = YAML_TYPES.constructor.construct_object(node)
+            json.dumps(found, allow_nan=False)
+        except (ValueError, KeyError):  # or too many digits
+            self._refuse(node, loc, "is not a value of JSON; quote it if it is text")
+            return None
+        return found
 
     def _refuse(self, node: Node, loc: Loc, text: str) -> None:
         self._document.problems.append(LocatedProblem(self.place(node), loc, text))

@@ -36,6 +36,56 @@ def test_scalars_stay_as_written(path: Path) -> None:
     }
 
 
+def schema_of(path: Path, schema: str, *values: str) -> Any:  # noqa: ANN401 - what YAML holds
+    """Return the inline schema of a stage, below which ``schema`` is written."""
+    path.write_text(f"transform: [{{expect: {{schema: {schema}}}}}]\n")
+    document = read(path, Changes(values=values))
+    document.check()
+    return document.data["transform"][0]["expect"]["schema"]  # type: ignore[index,call-overload]
+
+
+def test_scalars_of_an_inline_schema_have_types(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plain numbers, booleans and nulls are those of JSON; others stay text (issue 26)."""
+    made = schema_of(
+        path, "{enum: [1, -2.5e3, true, null, yes, 2020-01-01, '1', !!str 1]}"
+    )
+    assert made == {"enum": [1, -2500.0, True, None, "yes", "2020-01-01", "1", "1"]}
+    assert [type(item) for item in made["enum"][:3]] == [int, float, bool]
+    monkeypatch.setenv("LEAST", "3")
+    monkeypatch.setenv("EMPTY", "")
+    path.write_text(
+        "transform:\n- expect:\n    schema:\n      minimum: ${LEAST}\n"
+        "      const: '${LEAST}'\n      default: ${EMPTY}\n"
+    )
+    data: Any = read(path).data
+    assert data["transform"][0]["expect"]["schema"] == {
+        "minimum": 3,
+        "const": "3",
+        "default": "",
+    }
+
+
+def test_value_set_in_an_inline_schema_has_a_type(path: Path) -> None:
+    """A single value is as if it had been written there, plain or quoted (issue 26)."""
+    place = "transform[0].expect.schema"
+    made = schema_of(path, "{}", f"{place}.minimum=3", f"{place}.const='3'")
+    assert made == {"minimum": 3, "const": "3"}
+    assert schema_of(path, "s.json", f"{place}=3") == "3"
+
+
+@pytest.mark.parametrize("value", [".inf", ".nan", "1" * 5000, "!!int x", "!!bool x"])
+def test_scalar_of_an_inline_schema_that_json_lacks(path: Path, value: str) -> None:
+    """The place of the value is reported (issue 26)."""
+    with pytest.raises(ConfigError) as caught:
+        schema_of(path, f"{{maximum: {value}}}")
+    assert str(caught.value).removeprefix(f"{path.parent}/") == (
+        "pipeline.yaml:1:41: transform[0].expect.schema.maximum: is not a value of JSON;"
+        " quote it if it is text"
+    )
+
+
 def test_long_texts(path: Path) -> None:
     """Folded and literal texts hold what YAML gives them, and nothing else."""
     path.write_text("a: >-\n  id long,\n  title string\nb: |\n  x\n  y\n")
