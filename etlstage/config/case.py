@@ -41,10 +41,9 @@ class MessageText(NamedTuple):
         """Return whether a message is this one."""
         if self.form == "json":
             try:
-                found: object = json.loads(message)
-            except ValueError:
+                return _equal(json.loads(message), json.loads(self.text))
+            except (ValueError, RecursionError):
                 return False
-            return _equal(found, json.loads(self.text))
         if self.form == "regex":
             text = message.decode(errors="replace")
             return re.fullmatch(self.text, text, re.DOTALL) is not None

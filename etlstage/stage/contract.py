@@ -188,7 +188,7 @@ class Checker:
 
     def allows(self, document: object) -> bool:
         """Return whether a document meets the schema and the condition."""
-        return not any(check(document) for _, check in self._checks)
+        return not any(_found(check, document) for _, check in self._checks)
 
     def is_slow(self, seconds: float) -> bool:
         """Return whether a reply took longer than it may."""
@@ -200,9 +200,16 @@ class Checker:
         if document is _NOT_JSON:
             return self._of_json or self._checks[0][0], "is not a JSON document"
         for promise, check in self._checks:
-            if text := check(document):
+            if text := _found(check, document):
                 return promise, text
         return None
+
+
+def _found(check: _Check, document: Any) -> str:
+    try:
+        return check(document)
+    except RecursionError:
+        return "is nested too deeply to be checked"
 
 
 def _where_check(text: str) -> _Check:

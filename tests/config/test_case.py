@@ -56,6 +56,11 @@ def test_true_is_not_one(wanted: str, message: bytes, *, same: bool) -> None:
     assert MessageText("json", wanted).matches(message) is same
 
 
+def test_json_that_is_nested_too_deeply() -> None:
+    """It differs from anything that is expected (issue 26)."""
+    assert not MessageText("json", "[]").matches(b"[" * 10**5)
+
+
 def test_tests_in_the_file_and_beside_it(tmp_path: Path) -> None:
     """Each test knows its file, line and column."""
     path = tmp_path / "p.yaml"

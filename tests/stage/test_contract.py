@@ -102,6 +102,27 @@ def test_flaw_of_the_content_of_an_output(
     assert ("" if found is None else str(found)) == flaw
 
 
+@pytest.mark.parametrize(
+    ("schema", "output"),
+    [({"items": {"$ref": "#"}}, b"[" * 500 + b"]" * 500), ({"$ref": "#"}, b"1")],
+)
+def test_output_too_deep_to_be_checked(
+    schema: dict[str, object], output: bytes
+) -> None:
+    """Such an output breaks the promise; the run goes on (issue 26)."""
+    assert str(Checker(ReplyContract(schema=schema))([output])) == (
+        "breaks expect.schema: output 1 is nested too deeply to be checked"
+    )
+
+
+def test_document_too_deep_to_be_checked() -> None:
+    """It does not meet the condition (issue 26)."""
+    deep: list[object] = []
+    for _ in range(5000):
+        deep = [deep]
+    assert not Checker(ReplyContract(where="this == [this]")).allows(deep)
+
+
 def test_document_that_is_allowed() -> None:
     """A document that is already parsed can be checked without its text (issue 26)."""
     checker = Checker(ReplyContract(schema=SCHEMA, where="n < 9"))
