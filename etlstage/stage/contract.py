@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import chain
@@ -236,6 +237,7 @@ def _schema_check(schema: Mapping[str, Any]) -> _Check:
         raise ConfigError(
             f"expect.schema is not a JSON Schema: {_brief(error)}"
         ) from None
+    _examine_references(kind, schema, registry)
     validator = kind(schema, registry=registry)
     best = jsonschema.exceptions.best_match
 
@@ -247,6 +249,40 @@ def _schema_check(schema: Mapping[str, Any]) -> _Check:
         return f"does not meet {error.validator}{' at ' if where else ''}{where}"
 
     return check
+
+
+def _examine_references(kind: Any, schema: Mapping[str, Any], registry: Any) -> None:
+    """Raise ConfigError if a reference in a schema does not lead to a schema."""
+    unresolvable = import_module("referencing.exceptions").Unresolvable
+    dialect = import_module("referencing.jsonschema").specification_with(
+        kind.ID_OF(kind.META_SCHEMA)
+    )
+    root = dialect.create_resource(schema)
+    left, seen = [(registry.resolver_with_root(root), root)], {id(schema)}
+    while left:
+        resolver, resource = left.pop()
+        found = [(resolver.in_subresource(sub), sub) for sub in resource.subresources()]
+        for reference in _references(kind, resource.contents):
+            # The others are for what is no number of an item, and no container.
+            with suppress(unresolvable, ValueError, TypeError):
+                to = resolver.lookup(reference)
+                if isinstance(to.contents, Mapping | bool):
+                    found.append((to.resolver, dialect.create_resource(to.contents)))
+                    continue
+            raise ConfigError(
+                f"expect.schema refers to {reference!r}, which is not a schema in it;"
+                " other documents are not read"
+            )
+        left += [item for item in found if id(item[1].contents) not in seen]
+        seen.update(id(sub.contents) for _, sub in found)
+
+
+def _references(kind: Any, schema: Any) -> Iterator[str]:
+    """Yield the references of a schema, without those below it."""
+    if isinstance(schema, Mapping):
+        for key in {"$ref", "$dynamicRef"} & kind.VALIDATORS.keys():
+            if isinstance(reference := schema.get(key), str):
+                yield reference
 
 
 def _brief(error: Any) -> str:

@@ -184,6 +184,59 @@ def test_schema_that_is_none() -> None:
         Checker(ReplyContract(schema={"type": "text"}))
 
 
+DRAFT_7 = "http://json-schema.org/draft-07/schema#"
+
+
+@pytest.mark.parametrize(
+    ("schema", "reference"),
+    [
+        ({"$ref": "other.json"}, "other.json"),
+        ({"properties": {"a": {"$ref": "#/$defs/b"}}, "$defs": {}}, "#/$defs/b"),
+        ({"allOf": [{"$ref": "#nowhere"}]}, "#nowhere"),
+        ({"not": {"$dynamicRef": "#nowhere"}}, "#nowhere"),
+        ({"allOf": [True], "not": {"$ref": "#/allOf/x"}}, "#/allOf/x"),
+        ({"allOf": [True], "not": {"$ref": "#/allOf/0/x"}}, "#/allOf/0/x"),
+        ({"title": "a", "not": {"$ref": "#/title"}}, "#/title"),
+        ({"x": {"a": {"$ref": "y"}}, "$ref": "#/x/a"}, "y"),
+        ({"$id": "http://a/b", "$ref": "c"}, "c"),
+        ({"$schema": DRAFT_7, "items": [{"$ref": "#/1"}]}, "#/1"),
+    ],
+)
+def test_reference_that_leads_nowhere(schema: object, reference: str) -> None:
+    """It is found before the first reply (issue 26)."""
+    with pytest.raises(ConfigError) as caught:
+        Checker(ReplyContract(schema=schema))  # type: ignore[arg-type]
+    assert str(caught.value) == (
+        f"expect.schema refers to {reference!r}, which is not a schema in it; other"
+        " documents are not read"
+    )
+
+
+@pytest.mark.parametrize(
+    ("schema", "output"),
+    [
+        ({"enum": [{"$ref": "x"}]}, b'{"$ref": "x"}'),
+        ({"properties": {"$ref": {"const": "x"}}}, b'{"$ref": "x"}'),
+        ({"$ref": DRAFT_7}, b'{"type": "object"}'),
+        ({"$ref": "https://json-schema.org/draft/2020-12/schema"}, b"{}"),
+        ({"$schema": DRAFT_7, "$dynamicRef": "x"}, b"1"),
+        (
+            {
+                "$id": "http://a/b",
+                "$ref": "c#d",
+                "$defs": {
+                    "c": {"$id": "c", "not": False, "$defs": {"d": {"$anchor": "d"}}}
+                },
+            },
+            b"1",
+        ),
+    ],
+)
+def test_reference_that_can_be_resolved(schema: object, output: bytes) -> None:
+    """Standard schemas are known, and not all that looks like one is one (issue 26)."""
+    assert Checker(ReplyContract(schema=schema))([output]) is None  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("key", "value", "text"),
     [
