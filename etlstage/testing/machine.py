@@ -112,7 +112,8 @@ def given_worker(
             except (EtlstageError, WorkerMisbehaved) as error:
                 # Its text explains it; the frames of our event loop do not.
                 raise error.with_traceback(None) from None
-            test(**given, replies=replies)
+            # Hypothesis fails a test that returns anything: a generator has not run.
+            return test(**given, replies=replies)
 
         example.__signature__ = signature  # type: ignore[attr-defined]
         return settings(hypothesis.given(messages=messages)(example))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -11,6 +11,7 @@ import anyio
 import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
+from hypothesis.errors import FailedHealthCheck
 
 from etlstage.protocol.marker import Markers, Mode
 from etlstage.protocol.marker.settings import MarkerDialect
@@ -180,6 +181,18 @@ def test_coroutine_is_no_such_test() -> None:
 
     with pytest.raises(TypeError, match="test_nothing is a coroutine function; use"):
         given_worker(clumsy)(test_nothing)  # type: ignore[arg-type]
+
+
+def test_what_a_test_returns_is_not_dropped() -> None:
+    """The body of a generator, or of a returned coroutine, has not run (issue 26)."""
+
+    def later(messages: list[bytes], replies: list[Reply]) -> Iterator[None]:
+        raise AssertionError("unreachable: it never runs")
+        yield
+
+    once = given_worker(clumsy, settings=FEW, messages=st.just([b"x"]))
+    with pytest.raises(FailedHealthCheck, match="should return None"):
+        once(later)()  # type: ignore[arg-type]
 
 
 def test_reply_that_is_not_as_the_stage_expects() -> None:
