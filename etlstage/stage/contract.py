@@ -20,7 +20,7 @@ from etlstage.settings.problem import refused, unexpected
 from etlstage.settings.units import CountOrZero, Duration
 from etlstage.stage.where import condition
 
-__all__ = ("PROMISES", "Broken", "Checker", "ReplyContract")
+__all__ = ("PROMISES", "Broken", "Checker", "ReplyContract", "is_json")
 
 PROMISES: Final = ("outputs", "json", "schema", "where", "max_seconds")
 """The promises that are checked for each reply, in this order; counted by name."""
@@ -159,7 +159,7 @@ class Checker:
                     return Broken(promise, f"output {number} {text}")
         elif self._is_json:
             for number, output in enumerate(outputs, 1):
-                if _parsed(output) is _NOT_JSON:
+                if not is_json(output):
                     return Broken("json", f"output {number} is not a JSON document")
         if self.is_slow(seconds):
             return Broken(
@@ -303,6 +303,11 @@ def _parsed(output: bytes) -> Any:
         return _load(output)
     except (ValueError, RecursionError):
         return _NOT_JSON
+
+
+def is_json(output: bytes) -> bool:
+    """Return whether an output is a JSON document."""
+    return _parsed(output) is not _NOT_JSON
 
 
 def _load(output: bytes) -> Any:

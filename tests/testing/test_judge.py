@@ -149,6 +149,14 @@ def test_json() -> None:
     assert found(echo, Step((b"[1]",)), json_out=True) is None
 
 
+@pytest.mark.parametrize("output", [b"NaN", b"[-Infinity]", b"[" * 10**5])
+def test_output_that_only_python_reads_as_json(output: bytes) -> None:
+    """Other programs refuse it (issue 26)."""
+    judged = found(echo, Step((output,)), json_out=True)
+    assert judged is not None
+    assert judged[0] is FailureKind.JSON
+
+
 def test_end() -> None:
     """The exit counts, even if all replies were right."""
     said = "the worker was killed by SIGKILL at the end of its input"
