@@ -30,6 +30,8 @@ from etlstage.testing.conversation import WorkerUnderTest
 from etlstage.testing.factories import Tested, stage_of
 from etlstage.testing.fault import FaultPlan
 from etlstage.testing.faulty.wire import FaultyLaunch
+from etlstage.testing.fuzzing.oracle import Oracles, compare
+from etlstage.testing.fuzzing.steps import Step
 from etlstage.testing.replies import Reply
 from etlstage.testing.strategies import batches
 from etlstage.testing.transcript import WorkerMisbehaved
@@ -83,10 +85,14 @@ def given_worker(
     if settings is None:
         settings = hypothesis.settings(deadline=None, max_examples=50)
 
+    def start() -> WorkerUnderTest:
+        return WorkerUnderTest(stage, launch=launch, timeout=timeout)
+
     async def ask(asked: Sequence[bytes]) -> list[Reply]:
-        async with WorkerUnderTest(stage, launch=launch, timeout=timeout) as worker:
+        async with start() as worker:
             replies = await worker.exchange(asked)
             worker.examine_contract(replies)
+            await compare(start, worker, [(Step(asked), replies)], Oracles())
             await worker.close()
         return replies
 

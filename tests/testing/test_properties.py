@@ -210,3 +210,34 @@ def test_reply_that_is_not_as_the_stage_expects() -> None:
     good()
     with pytest.raises(WorkerMisbehaved, match="number 2, which breaks expect"):
         bad()
+
+
+@pytest.mark.parametrize(
+    ("contract", "how"),
+    [
+        (ReplyContract(stateless=True), "alone"),
+        (ReplyContract(order_free=True), "in the opposite order"),
+    ],
+)
+def test_reply_that_depends_on_others(contract: ReplyContract, how: str) -> None:
+    """Such promises are compared with replies of fresh processes (issue 26)."""
+
+    async def counts(worker: ScriptedWorker) -> None:
+        number = 0
+        async for _ in worker.messages():
+            number += 1
+            await worker.reply(b"%d" % number)
+
+    drawn = st.just([b"a", b"b"])
+
+    @given_worker(counts, settings=FEW, messages=drawn, expect=contract)
+    def bad(messages: list[bytes], replies: list[Reply]) -> None:
+        raise AssertionError("unreachable: it has failed by now")
+
+    @given_worker(clumsy, settings=FEW, messages=drawn, expect=contract)
+    def good(messages: list[bytes], replies: list[Reply]) -> None:
+        assert len(replies) == 2
+
+    good()
+    with pytest.raises(WorkerMisbehaved, match=rf"gave .* for b'.', but .* {how}"):
+        bad()

@@ -18,6 +18,8 @@ from etlstage.protocol.base import Shape
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.testing.check.suite import Advice, Check, NotApplicable, Subject
 from etlstage.testing.conversation import WorkerMisbehaved, WorkerUnderTest
+from etlstage.testing.fuzzing.oracle import AnsweredSteps, Oracles, compare
+from etlstage.testing.fuzzing.steps import Step
 from etlstage.testing.replies import Reply
 from etlstage.testing.transcript import BYTEWISE, Channel
 
@@ -30,6 +32,7 @@ _MANY: Final = 300  # messages: more than any that a worker might hold back
 _OFTEN: Final = 40  # places at which a short conversation is cut
 _FULL: Final = 300  # messages, at most, in a full batch
 _LARGEST: Final = 500  # messages, at most, in a batch that a worker fills
+_ALONE: Final = 12  # messages of a sample that are given to a process of their own
 _STDERR: Final = 2000  # bytes per message: more than a reader would like
 
 
@@ -421,10 +424,15 @@ async def keeps_its_contract(subject: Subject) -> None:
     """
     Each reply to the sample satisfies ``expect`` of the stage.
 
-    In a run, by default, a message whose reply does not is dead-lettered.
+    In a run, by default, a message whose reply does not is dead-lettered. If replies
+    depend on earlier messages, or on their order, they differ after a restart.
     """
     async with subject.start() as worker:
-        worker.examine_contract(await _one_by_one(worker, [*subject.sample]))
+        replies = await _one_by_one(worker, subject.sample)
+        worker.examine_contract(replies)
+        some = zip(subject.sample[:_ALONE], replies, strict=False)
+        asked: AnsweredSteps = [(Step((message,)), [reply]) for message, reply in some]
+        await compare(subject.start, worker, asked, Oracles())
         await subject.settle(worker)
 
 

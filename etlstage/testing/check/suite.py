@@ -442,7 +442,7 @@ def _checks(subject: Subject) -> list[Check]:
     checks = [*(extracting.CHECKS if extracts else speaking.CHECKS)]
     if subject.shape is Shape.COMMITTED:
         checks = []  # they compare replies, and such a worker has none
-    if not subject.stage.expect.given:
+    if subject.stage.expect.empty:
         checks = [check for check in checks if not check.promised]
     own = _own(subject.dialect.name)
     gates = [check for check in own if check.gate]

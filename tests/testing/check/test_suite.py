@@ -249,6 +249,29 @@ def test_worker_that_does_not_keep_its_contract_is_found() -> None:
     assert reasons[name] == "only for a sample is it known what a reply must be"
 
 
+@pytest.mark.parametrize(
+    "contract", [ReplyContract(stateless=True), ReplyContract(order_free=True)]
+)
+def test_worker_that_keeps_state_against_its_contract_is_found(
+    contract: ReplyContract,
+) -> None:
+    """It is a failure only if the stage promises something else (issue 26)."""
+
+    async def count(worker: ScriptedWorker) -> None:
+        number = 0
+        async for _ in worker.messages():
+            number += 1
+            await worker.reply(b"%d" % number)
+
+    name, stage = "keeps its contract", {"expect": contract}
+    sample = [b"a", b"b"]
+    assert failures(scripted(count, sample=sample)) == {}
+    found = failures(scripted(count, stage=stage, sample=sample))
+    assert list(found) == [name]
+    assert found[name].startswith("gave [b")
+    assert failures(scripted(echo, stage=stage, sample=sample)) == {}
+
+
 def test_worker_that_refuses_by_mood_is_reported() -> None:
     """A refusal should be permanent (issue 12)."""
     first: list[int] = []
