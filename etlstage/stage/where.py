@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ast
 import operator
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeAlias
 
@@ -28,6 +29,7 @@ _LONGEST: Final = 1000  # characters
 _DEEPEST: Final = 64  # levels of nested nodes, each of which takes a call
 _NESTED: Final = "is not a condition: it is nested too deeply"
 _WIDEST: Final = 256  # bits up to which whole numbers are calculated exactly
+_BEFORE_NAME: Final = re.compile(r"[.\s\\]")
 _WORDS: Final[Mapping[str, object]] = {"null": None, "true": True, "false": False}
 _ARITHMETIC: Final[Mapping[type[ast.operator], Callable[[Any, Any], Any]]] = {
     ast.Add: operator.add,
@@ -56,7 +58,7 @@ def condition(text: str) -> Condition:
     if len(text) > _LONGEST:
         raise ValueError(f"is longer than {_LONGEST:,} characters")
     try:
-        tree = ast.parse(text.strip(), mode="eval")
+        tree = ast.parse(text := text.strip(), mode="eval")
     except SyntaxError as error:
         raise ValueError(f"is not a condition: {error.msg}") from None
     except (RecursionError, MemoryError):
@@ -66,8 +68,18 @@ def condition(text: str) -> Condition:
         level = [child for node in level for child in ast.iter_child_nodes(node)]
     if level:
         raise ValueError(_NESTED)
+    _restore_names(tree, text)
     value = _value(tree.body)
     return lambda document: _true(value(document))
+
+
+def _restore_names(tree: ast.AST, text: str) -> None:
+    """Give all nodes their names as written: Python normalizes names, JSON does not."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name | ast.Attribute):
+            written = ast.get_source_segment(text, node) or ""
+            name = _BEFORE_NAME.split(written)[-1]
+            setattr(node, "id" if isinstance(node, ast.Name) else "attr", name)
 
 
 def _value(node: ast.expr) -> _Value:

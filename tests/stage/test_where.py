@@ -73,6 +73,22 @@ def test_condition(text: str, met: bool) -> None:
     assert condition(text)(ORDER) is met
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\u00b5g == 5",
+        "\u00e9 != 1 and this.\u00b5g == 5",
+        "(\n  this  .\\\n \u00b5g\n) == 5",
+        "(this. # a.b\n \u00b5g) == this['\u00b5g']",
+        "\u03bcg == 6",
+        "this.\u03bcg == 6",
+    ],
+)
+def test_name_is_looked_up_as_written(text: str) -> None:
+    """The micro sign is no Greek letter, though Python takes it for one (issue 26)."""
+    assert condition(text)({"\u00b5g": 5, "\u03bcg": 6})
+
+
 @pytest.mark.parametrize("document", [None, 3, "total", [1], True])
 def test_no_object_has_no_members(document: object) -> None:
     """Their members are null; ``this`` is the document itself (issue 26)."""
