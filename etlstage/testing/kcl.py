@@ -43,7 +43,7 @@ from etlstage.protocol.kcl.checkpoint import (
     ShardPosition,
     position_of,
 )
-from etlstage.protocol.kcl.lines import RecordColumn
+from etlstage.protocol.kcl.lines import RecordColumn, StatusReply, read_reply
 from etlstage.protocol.kcl.session import KclSession, State
 from etlstage.stage.stage import Stage
 from etlstage.testing.dialect import kit_of
@@ -234,13 +234,22 @@ class ProcessorUnderTest(UnderTest):
         return await self.exited()
 
     async def close(self) -> int:
-        """End it, unless it has ended, and return the exit status."""
+        """
+        End it, unless it has ended, and return the exit status.
+
+        Raises:
+            WorkerMisbehaved: As :meth:`end`, and if it answered its end twice.
+
+        """
         if self.session.state is State.ENDED:
-            return await self.exited()
-        if self.closed:
+            status = await self.exited()
+        elif self.closed:
             # It was not asked to end, so any exit status is fine, but no signal.
             return min(0, await self.exited())
-        return await self.end()
+        else:
+            status = await self.end()
+        self.blame_surplus()
+        return status
 
     async def restart(self, begin: str = "") -> NoReturn:
         """Kill it; the next one begins at ``begin``, by default the last checkpoint."""
@@ -274,6 +283,21 @@ class ProcessorUnderTest(UnderTest):
             self._tell()
             fate = f"; it {self.fate}" if self.gone else ""
             self.fail(self._fault + fate)
+
+    def blame_surplus(self) -> None:
+        """
+        Fail if it sent a status after that of its last action, until it exited.
+
+        Raises:
+            WorkerMisbehaved: If it did.
+
+        """
+        # A session that has ended takes everything for noise.
+        if any(isinstance(read_reply(line), StatusReply) for line in self.noise):
+            self._blame(
+                "sent a status after that of its last action, expected one for each"
+                " action; is a callback called twice?"
+            )
 
     def blame_illegal(self) -> None:
         """

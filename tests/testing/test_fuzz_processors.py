@@ -49,6 +49,13 @@ def search(*bugs: str, examples: int = 60, given: Sequence[Case] = ENDS) -> list
     [
         ("names another", FailureKind.BREAKS, [], "expected one for initialize"),
         ("answers twice", FailureKind.BREAKS, [Records()], "called twice?"),
+        (
+            "answers leaseLost twice",
+            FailureKind.BREAKS,
+            [Records(end="lost")],
+            "sent a status after that of its last action",
+        ),
+        ("answers shardEnded twice", FailureKind.BREAKS, [], "called twice?"),
         ("invents numbers", FailureKind.BREAKS, [ONE], "was not delivered"),
         ("keeps doubles", FailureKind.BREAKS, [ONE], "was not delivered"),
         (

@@ -117,6 +117,8 @@ async def answers_each_action_once(subject: Subject) -> None:
             if processor.broken:
                 processor.fail(processor.broken)
         await processor.end(FarewellReason.LOST)
+    processor.blame_surplus()
+    (await _life(subject)).blame_surplus()
 
 
 async def writes_nothing_else_to_stdout(subject: Subject) -> None:

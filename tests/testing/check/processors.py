@@ -144,7 +144,8 @@ class Processor:
         await self._write({"action": "status", "responseFor": named})
         if action == "leaseLost" and self._has("checkpoints behind its status"):
             await self._write({"action": "checkpoint", "sequenceNumber": None})
-        if self._has("answers twice") and action == "processRecords":
+        twice = self._has("answers twice") and action == "processRecords"
+        if twice or self._has(f"answers {action} twice"):
             await self._write({"action": "status", "responseFor": named})
         self._ended = action in ("leaseLost", "shardEnded")
         if action == "leaseLost":

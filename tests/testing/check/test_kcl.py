@@ -72,6 +72,14 @@ def test_good_processor_passes() -> None:
         ("dies of no data", "accepts records without data", "exited with status 3"),
         ("exits badly", "initializes", "exited with status 3 after its last action"),
         ("answers twice", "answers each action once", "is a callback called twice?"),
+        *(
+            (
+                f"answers {action} twice",
+                "answers each action once",
+                "sent a status after that of its last action, expected one for each",
+            )
+            for action in ("leaseLost", "shardEnded")
+        ),
         (
             "invents numbers",
             "checkpoints what was delivered",
