@@ -168,6 +168,31 @@ tests:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_rows_are_compared_as_json(etlstage: Etlstage, pipeline: Path) -> None:
+    """Spaces and the order of members do not matter, other values do (issue 26)."""
+    (pipeline / "p.yaml").write_text("""\
+name: rows
+extract: {files: {path: in, format: text}}
+load: {files: {path: out, format: json, schema: "id double, n long"}}
+tests:
+  - name: same
+    input: ['{"id": 1, "n": 2}', '{"id": 1, "n": 2}', '{"id": 2, "n": 3}']
+    output_rows: ['{"n": 3, "id": 2}', '{"id": 1, "n": 2.0}', '{"id":1.0,"n":2}']
+  - name: other
+    input: ['{"id": 1, "n": 2}', '{"id": 2, "n": 3}']
+    output_rows: ['{"id": 1, "n": 2}', '{"id": 1, "n": 2}', '{"id": 2, "n": true}', '{']
+""")
+    lines = etlstage("test", "p.yaml").stdout.splitlines()
+    assert lines[0].startswith("ok   same")
+    assert lines[1].startswith("FAIL other")
+    assert lines[2:6] == [
+        "     p.yaml:10:18: rows differ",
+        '       - {"id": 1, "n": 2}',
+        '       - {"id": 2, "n": true}',
+        "       - {",
+    ]
+
+
 def test_ends_that_can_not_be_compared(etlstage: Etlstage, pipeline: Path) -> None:
     """Only ends that turn rows into messages can replace one another (issue 23)."""
     done = etlstage("diff", "p.yaml", "--on", "files,fils")
