@@ -220,7 +220,7 @@ class WorkerPool:
         self._performing = False
         self._elastic = stage.pool.varies
         self._kick_due = False  # workers may take what another one had
-        self._broken: Exception | None = None  # an internal error; it ends everything
+        self._broken: BaseException | None = None  # ended a task, and so everything
         self._gone = anyio.Event()
         self._drained: anyio.Event | None = None  # set when no submission is left
         self.time: Callable[[], float] = anyio.current_time
@@ -290,8 +290,10 @@ class WorkerPool:
                 await self.stop()
         finally:
             with anyio.CancelScope(shield=True):
-                await self.stop(patient=False)
-                self.backlog.fail(self.closed())
+                try:
+                    await self.stop(patient=False)
+                finally:
+                    self.backlog.fail(self.closed())
 
     def open(self, submission: Submission) -> None:
         """Let the workers take messages of a submission."""
@@ -475,14 +477,14 @@ class WorkerPool:
     async def _serve(self, running: WorkerProcess) -> None:
         try:
             await running.run()
-        except Exception as error:
-            # An internal error, as those of workers are not raised. Callers must not
-            # be left waiting.
+        except BaseException as error:
+            # An internal error, as those of workers are not raised; or the event loop
+            # cancels all tasks, even shielded ones. Callers must not be left waiting.
             self._broken = error
             name = self.stage.name
             failed = StageFailed(f"stage {name}: internal error: {error!r}", stage=name)
             failed.__cause__ = error
-            self.backlog.fail(failed)
+            self.backlog.fail(failed if isinstance(error, Exception) else self.closed())
             raise
         finally:
             if self._running.get(running.name) is running:

@@ -454,12 +454,14 @@ class WorkerProcess:
 
     async def _abandon(self) -> None:
         """Kill the process, whatever else goes wrong."""
-        with suppress(Exception):
-            self._child.signal(SIGKILL)
-        with suppress(Exception), anyio.move_on_after(self._timeout):
-            await self._child.wait()
-        with suppress(Exception):
-            self._child.kill()
+        try:
+            with suppress(Exception):
+                self._child.signal(SIGKILL)
+            with suppress(Exception), anyio.move_on_after(self._timeout):
+                await self._child.wait()
+        finally:
+            with suppress(Exception):
+                self._child.kill()
         status = self._child.returncode
         self.errors.status = -SIGKILL if status is None else status
 
