@@ -23,6 +23,7 @@ from threading import get_ident
 from typing import Final, NamedTuple, TypeAlias, assert_never
 
 import anyio
+import anyio.lowlevel
 from anyio.abc import TaskGroup
 
 from etlstage.errors import (
@@ -214,7 +215,8 @@ class WorkerPool:
         self.state: PoolState = PoolState(stage, random.random, name=name)
         """The lifecycle, which decides; only :meth:`handle` may change it."""
         self._running: dict[str, WorkerProcess] = {}
-        self._served: dict[WorkerProcess, None] = {}  # or only their remains
+        # Whether the task that serves it, or only its remains, has begun.
+        self._served: dict[WorkerProcess, bool] = {}
         self._timers: dict[str, Deadline] = {}
         self._instructions: deque[Instruction] = deque()
         self._performing = False
@@ -280,6 +282,7 @@ class WorkerPool:
         self.handle(StopRequested(patient))
         if not patient:
             self._clear_remains(0)
+            await self._serve_unserved()
         while self._served or not (self.state.finished or self._broken):
             await self._gone.wait()
 
@@ -469,12 +472,13 @@ class WorkerPool:
             self.handle(StartFailed(name, error))
             return
         self._running[name] = running
-        self._served[running] = None
+        self._served[running] = False
         self.backlog.join(_number(name))
         self._tasks.start_soon(self._serve, running)
         self.handle(WorkerStarted(name, running.pid, wanted.start))
 
     async def _serve(self, running: WorkerProcess) -> None:
+        self._served[running] = True
         try:
             await running.run()
         except BaseException as error:
@@ -492,6 +496,19 @@ class WorkerPool:
             del self._served[running]
             self._gone.set()
             self._gone = anyio.Event()
+
+    async def _serve_unserved(self) -> None:
+        """Serve processes whose task asyncio has cancelled before its first step."""
+        if all(self._served.values()):
+            return
+        # After two turns of any event loop all other tasks have begun.
+        for _ in range(2):
+            await anyio.lowlevel.cancel_shielded_checkpoint()
+        async with anyio.create_task_group() as tasks:
+            for running, begun in self._served.items():
+                if not begun:
+                    self._served[running] = True
+                    tasks.start_soon(self._serve, running)
 
     def _clear_remains(self, most: int) -> None:
         """Wait for remains of at most ``most`` exited workers; kill the others."""

@@ -90,11 +90,12 @@ class Intake:
         self.room: Signal = Signal()
         """Set it when there may be room again."""
         self.scope: anyio.CancelScope = anyio.CancelScope()
-        self.ended: anyio.Event = anyio.Event()
         self.error: BaseException | None = pool.closed()
         """The error that ended the input; None if the input ended by itself."""
         self.submission: Submission | Lanes = submission
         self._items = items
+        self._begun = False
+        self._ended = anyio.Event()
         self._pool = pool
         self._max_messages = max_messages
         self._max_bytes = max_bytes
@@ -105,12 +106,21 @@ class Intake:
 
     async def run(self) -> None:
         """Feed until the input ends, or the stream or the supervisor is closed."""
+        self._begun = True
         try:
             with self.scope:
                 await self._read()
         finally:
             self.submission.close()
-            self.ended.set()
+            self._ended.set()
+
+    async def stop(self) -> None:
+        """Stop, and return when the input is not touched any more."""
+        self.scope.cancel()
+        # If it has not begun, it touches nothing; asyncio may have cancelled its task.
+        if self._begun:
+            with anyio.CancelScope(shield=True):
+                await self._ended.wait()
 
     def passing(self, collected: Sequence[Collected]) -> Iterator[Collected]:
         """Yield what was collected; until it is taken, it still needs room."""

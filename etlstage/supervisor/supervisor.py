@@ -511,10 +511,8 @@ class AsyncSupervisor:
             finally:
                 span.note(messages=messages, failed=failed)
                 self._intakes.remove(intake)
-                intake.scope.cancel()
-                # The caller may close the input next: don't touch it any more.
-                with anyio.CancelScope(shield=True):
-                    await intake.ended.wait()
+                # The caller may close the input next.
+                await intake.stop()
 
     async def extract(
         self, *, start: object = None, end: object = None

@@ -150,6 +150,20 @@ async def end(use: str, way: str) -> None:
     await WAYS[way]()
 
 
+async def end_early(turns: int) -> None:
+    """Return some turns of the event loop after a task enters a supervisor."""
+
+    async def enter() -> None:
+        async with AsyncSupervisor(stage("echo", workers=2)) as supervisor:
+            async for _ in supervisor.stream([b"a"]):
+                await asyncio.Event().wait()
+
+    task = asyncio.ensure_future(enter())
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    assert not task.done()
+
+
 async def end_in_commit(error: str) -> None:
     """Raise, while a worker commits, what ends a program."""
 
@@ -189,3 +203,6 @@ if __name__ == "__main__":
             run(end(use, way))
         case ["commit", error]:
             run(end_in_commit(error))
+        case ["early"]:
+            for turns in range(8):
+                run(end_early(turns))

@@ -51,6 +51,11 @@ def test_program_ends_while_workers_are_stopped(use: str) -> None:
     assert run("end", use, "returns") == [RAISED["returns"], "[]"]
 
 
+def test_program_ends_when_a_supervisor_was_just_entered() -> None:
+    """Tasks that are cancelled before their first step leave nothing (issue 22)."""
+    assert run("early") == ["nothing", "[]"] * 8
+
+
 @pytest.mark.parametrize(
     ("error", "raised"),
     [("exit", "SystemExit(3)"), ("interrupt", "KeyboardInterrupt(3)")],
