@@ -305,6 +305,19 @@ def _(_: Names, __: pytest.MonkeyPatch) -> Iterator[None]:
     assert worker.run(clean, [b" a b\t", b" "]) == [[b"a b"], worker.Refuse("no name")]
 
 
+def answers(*command: str, sent: bytes) -> bytes:
+    """Return what the worker of a section writes for an input."""
+    return subprocess.run(command, input=sent, capture_output=True, check=True).stdout
+
+
+@around("how-to/write-a-worker.md#In Node")
+def _(_: Names, __: pytest.MonkeyPatch) -> Iterator[None]:
+    """A byte that is a blank in another encoding is kept (issue 22)."""
+    yield
+    sent = " voilà \n".encode()
+    assert answers("node", "clean.mjs", sent=sent) == "voilà\n\0".encode()
+
+
 @around("how-to/write-a-worker.md#The functions of the SDK")
 def _(names: Names, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Each function accepts the arguments shown."""

@@ -5,6 +5,7 @@
  */
 
 // Not by node:readline, for which a carriage return ends a line, too.
+// Names are text: a byte that is not UTF-8 becomes U+FFFD.
 process.stdin.setEncoding("utf8");
 let rest = "";
 for await (const chunk of process.stdin) {
