@@ -76,6 +76,25 @@ def test_start_passes_its_own_tests(
     assert (valid.returncode, valid.stderr) == (0, "")
 
 
+@pytest.mark.parametrize("language", ["node", *BUILT])
+def test_start_answers_messages_before_one_that_is_cut_off(
+    etlstage: Etlstage, tmp_path: Path, language: str
+) -> None:
+    """No reply is left in a buffer at the end (issue 22)."""
+    assert etlstage("init", "mine", "--worker", language).returncode == 0
+    command = [NODE, "mine/worker.mjs"]
+    if language in BUILT:
+        command = ["mine/worker"]
+        build = [*BUILT[language].split(), *command, f"mine/worker.{language}"]
+        if shutil.which(build[0]) is None:
+            pytest.skip(f"there is no {build[0]}")
+        subprocess.run(build, cwd=tmp_path, check=True)
+    ended = subprocess.run(
+        command, cwd=tmp_path, input=b" a \nb", capture_output=True, check=True
+    )
+    assert ended.stdout == b"a\n\0"
+
+
 @pytest.mark.parametrize("words", [(), ("--worker", "c")])
 def test_commands_can_be_pasted(etlstage: Etlstage, words: tuple[str, ...]) -> None:
     """A folder with blanks and a dollar sign is quoted for the shell (issue 26)."""

@@ -318,6 +318,13 @@ def _(_: Names, __: pytest.MonkeyPatch) -> Iterator[None]:
     assert answers("node", "clean.mjs", sent=sent) == "voilà\n\0".encode()
 
 
+@around("how-to/write-a-worker.md#In Go")
+def _(_: Names, __: pytest.MonkeyPatch) -> Iterator[None]:
+    """Messages before one that is cut off are answered (issue 22)."""
+    yield
+    assert answers("./clean-go", sent=b" a \nb") == b"a\n\0"
+
+
 @around("how-to/write-a-worker.md#The functions of the SDK")
 def _(names: Names, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Each function accepts the arguments shown."""

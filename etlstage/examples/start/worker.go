@@ -12,6 +12,7 @@ import (
 func main() {
 	in := bufio.NewReader(os.Stdin)
 	out := bufio.NewWriter(os.Stdout)
+	defer out.Flush()
 	for {
 		line, err := in.ReadBytes('\n')
 		if err != nil {
