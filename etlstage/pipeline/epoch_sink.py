@@ -138,6 +138,12 @@ class EpochSink(WorkerSink):
             with suppress(anyio.get_cancelled_exc_class()):
                 await self._tasks.__aexit__(None, None, None)
 
+    def withhold(self) -> None:
+        """Give the workers, if an epoch is open, no more messages."""
+        self.withheld = True
+        if self._open:
+            self.supervisor.withhold()
+
     async def write(self, run: Run) -> None:
         """
         Pass a run through the workers; return when all of it is answered.

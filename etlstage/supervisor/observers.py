@@ -105,12 +105,13 @@ class Observers:
             )
 
     def close(self) -> None:
-        """End the streams, and remove our share from the gauges."""
+        """End the streams, and remove our share from the gauges; safe to call twice."""
         self._closed = True
         if self._metrics is not None:
             self._metrics.close()
         for listener in self._listeners:
             listener.close()
+        self._listeners = []
 
     def _remember(self, event: SupervisorEvent, *, given_up: bool) -> None:
         restarts, failures, last = self.faults

@@ -108,6 +108,8 @@ class AsyncSupervisor:
         WorkerStartFailed: On entering, if the program can't be run, or the script that
             it is to interpret is not there.
         InvalidState: By methods, outside the block, or in another event loop or thread.
+            :meth:`events` may be called before it; after it, :meth:`aclose` and
+            :meth:`withhold` have no effect.
 
     """
 
@@ -213,6 +215,7 @@ class AsyncSupervisor:
             why: The reason that is sent to workers, in dialects with reasons.
 
         """
+        self._entered()
         self._in_loop()
         self._pool.closing, self._pool.farewell_reason = True, why
         for intake in self._intakes:
@@ -221,8 +224,10 @@ class AsyncSupervisor:
             with anyio.move_on_after(drain):
                 await self._pool.drain()
         finally:
-            if self._tasks is not None:
+            try:
                 await self._pool.close(patient=True)
+            finally:
+                self._observers.close()
 
     def finish(self, *, why: FarewellReason = FarewellReason.ENDED) -> None:
         """
@@ -246,6 +251,7 @@ class AsyncSupervisor:
         The rest of a stream, and anything read from its input from now on, is dropped:
         it has no results, and no position after it is yielded.
         """
+        self._entered()
         self._in_loop()
         self._withheld = True
         for intake in self._intakes:
@@ -585,9 +591,13 @@ class AsyncSupervisor:
         """
         Return a stream of events in the life of the workers.
 
-        It begins with the workers that run now, and ends with the supervisor. Close it
-        when you stop reading. It also ends when 10,000 events are waiting in it.
+        It begins with the workers that run now, and ends with the supervisor: when the
+        block or :meth:`aclose` has stopped them. It may be opened before the block, for
+        the events of the start. Close it when you stop reading. It also ends when
+        10,000 events are waiting in it.
         """
+        if self._ended:
+            raise self._not_running()
         self._in_loop()
         return self._observers.listen(self._pool.running())
 
@@ -696,12 +706,21 @@ class AsyncSupervisor:
                 self._observers.close()
 
     def _running(self) -> TaskGroup:
-        if self._tasks is None or self._ended:
-            raise InvalidState(
-                f"{self!r} is not running; use it as `async with AsyncSupervisor(...)`"
-            )
+        tasks = self._entered()
+        if self._ended:
+            raise self._not_running()
         self._in_loop()
+        return tasks
+
+    def _entered(self) -> TaskGroup:
+        if self._tasks is None:
+            raise self._not_running()
         return self._tasks
+
+    def _not_running(self) -> InvalidState:
+        return InvalidState(
+            f"{self!r} is not running; use it as `async with AsyncSupervisor(...)`"
+        )
 
     def _in_loop(self) -> None:
         if self._tasks is None or self._ended:

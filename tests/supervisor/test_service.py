@@ -502,6 +502,33 @@ async def test_end_with_nothing_to_wait_for() -> None:
         assert anyio.current_time() - before < 10
 
 
+@pytest.mark.parametrize("drain", [0, 1])
+async def test_events_end_with_the_supervisor(drain: float) -> None:
+    """A listener in the block is not left waiting (issue 22)."""
+    seen: list[str] = []
+
+    async def listen() -> None:
+        async with supervisor.events() as events:
+            seen.extend([type(event).__name__ async for event in events])
+
+    async with service() as supervisor, anyio.create_task_group() as tasks:
+        tasks.start_soon(listen)
+        await supervisor.ask(b"0")
+        await supervisor.aclose(drain=drain)
+    assert seen[0] == "WorkerStarted"
+    assert seen[-1] == "WorkerExited"
+
+
+async def test_number_of_workers_after_the_end() -> None:
+    """It can still be changed, without effect or event (issue 22)."""
+    async with service() as supervisor, supervisor.events():
+        await supervisor.aclose()
+        supervisor.scale(3)
+        async with supervisor.events() as events:
+            assert [event async for event in events] == []
+        assert supervisor.health.state == "failed"
+
+
 async def _aclose(supervisor: AsyncSupervisor, drain: float) -> None:
     await supervisor.aclose(drain=drain)
 

@@ -471,6 +471,29 @@ async def test_supervisor_must_be_entered_first() -> None:
         await supervisor.submit([b"one"])
 
 
+async def test_end_before_the_block_is_a_mistake() -> None:
+    """It changes nothing: the supervisor can still be entered (issue 22)."""
+    supervisor = acting(stage("echo"))
+    with pytest.raises(faults.InvalidState, match="is not running; use it as"):
+        await supervisor.aclose()
+    with pytest.raises(faults.InvalidState, match="is not running; use it as"):
+        supervisor.withhold()
+
+    async with supervisor:
+        assert await supervisor.ask(b"one") == (b"one",)
+
+
+async def test_end_after_the_block_has_no_effect() -> None:
+    """But there are no events any more (issue 22)."""
+    async with acting(stage("echo")) as supervisor:
+        pass
+
+    await supervisor.aclose()
+    supervisor.withhold()
+    with pytest.raises(faults.InvalidState, match="is not running; use it as"):
+        supervisor.events()
+
+
 async def test_transform_stage_does_not_extract() -> None:
     """The error names the stage and its kind."""
     async with acting(stage("echo")) as supervisor:
