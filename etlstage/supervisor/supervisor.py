@@ -102,7 +102,8 @@ class AsyncSupervisor:
             the position to resume from, in such a dialect.
 
     Raises:
-        TypeError: If ``stage`` is not a stage, or a limit is not a whole number.
+        TypeError: If ``stage`` is not a stage, a limit is not a whole number, or
+            ``meter``, ``launch`` or ``commit`` can't be called as such.
         ValueError: If several workers would have the same share, or ``max_messages`` or
             ``max_bytes`` is less than 1, or ``max_pending`` is negative.
         WorkerStartFailed: On entering, if the program can't be run, or the script that
@@ -140,6 +141,11 @@ class AsyncSupervisor:
         _check_limit("max_bytes", max_bytes, 1)
         if max_pending is not None:
             _check_limit("max_pending", max_pending, 0)
+        _check_callable("launch", launch, "a function")
+        if commit is not None:
+            _check_callable("commit", commit, "an async function")
+        if meter is not None:
+            _check_meter(meter)
         self.stage = stage
         self._metrics = StageMetrics(meter, stage.name) if meter is not None else None
         self._observers = Observers(stage, self._metrics)
@@ -748,3 +754,17 @@ def _check_limit(name: str, value: int, least: int) -> None:
 def _check_whole(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name}: expected a whole number, got {value!r}")
+
+
+def _check_callable(name: str, value: object, expected: str) -> None:
+    if not callable(value):
+        raise TypeError(f"{name}: expected {expected}, got {type(value).__name__}")
+
+
+def _check_meter(meter: object) -> None:
+    for method in ("counter", "gauge", "histogram"):
+        if not callable(getattr(meter, method, None)):
+            raise TypeError(
+                f"meter: expected a Meter, got {type(meter).__name__} without"
+                f" {method}(); see etlstage.telemetry"
+            )

@@ -9,7 +9,7 @@ import pytest
 
 from etlstage import errors as faults
 from etlstage.messages import Result
-from etlstage.stage import Timeouts
+from etlstage.stage import Stage, Timeouts
 from etlstage.supervisor import AsyncSupervisor
 from tests.supervisor.acts import acting
 from tests.supervisor.workers import (
@@ -444,6 +444,28 @@ def test_limits_are_validated(
     """A wrong one is refused before a stream could wait forever (issue 22)."""
     with pytest.raises(error) as caught:
         AsyncSupervisor(stage("echo"), **limits)
+    assert str(caught.value) == text
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"commit": 3}, "commit: expected an async function, got int"),
+        ({"launch": None}, "launch: expected a function, got NoneType"),
+        (
+            {"meter": 3},
+            "meter: expected a Meter, got int without counter(); see etlstage.telemetry",
+        ),
+        (
+            {"meter": Stage},
+            "meter: expected a Meter, got type without counter(); see etlstage.telemetry",
+        ),
+    ],
+)
+def test_what_is_called_later_is_validated(settings: dict[str, Any], text: str) -> None:
+    """A wrong one is refused at once (issue 22)."""
+    with pytest.raises(TypeError) as caught:
+        AsyncSupervisor(stage("echo"), **settings)
     assert str(caught.value) == text
 
 
