@@ -231,7 +231,9 @@ class DeadLetterPolicy:
         """Write and book held letters; raise like :meth:`hold` if that ends the run."""
         held, self._held = self._held, []
         if held:
-            await self._write(held)
+            # They are held no longer: a write that is cancelled would lose them.
+            with anyio.CancelScope(shield=True):
+                await self._write(held)
             self.count(held)
 
     async def _write(self, made: Sequence[DeadLetter]) -> None:

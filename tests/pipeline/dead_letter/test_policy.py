@@ -414,6 +414,21 @@ async def test_what_is_held_is_kept_when_the_run_ends_otherwise(
     assert account.dead == letters.count == 2
 
 
+async def test_what_is_being_written_is_kept_when_the_run_is_stopped(
+    account: Account, letters: DeadLetters
+) -> None:
+    """Each is written once, and booked (issue 23)."""
+    policy = made(account, letters)
+    with anyio.CancelScope() as scope:
+        async with _flushed(policy):
+            for place in range(2):
+                await policy.hold(RemoteProtocolError("p"), [b"x"], place=place)
+            scope.cancel()
+            await policy.flush()
+    assert [letter.place for letter in letters.letters()] == [0, 1]
+    assert account.dead == letters.count == 2
+
+
 async def test_flood_of_letters_does_not_flood_the_log(
     account: Account, letters: DeadLetters, monkeypatch: pytest.MonkeyPatch
 ) -> None:
