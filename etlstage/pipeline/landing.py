@@ -90,6 +90,8 @@ class RowLanding(Landing):
         self._goes_on = self._resumed = epochs.done > 0
         if self._letters is not None:
             self._letters.pending = self._replaces
+            # At least once, a load may begin anew under its name.
+            self._letters.load = epochs.load if epochs.once else ""
         if not epochs.once:
             return
         self._known, self.epochs = epochs, max(epochs.done, 0)

@@ -300,6 +300,8 @@ class Runner(ABC):
         """Pass the sink the record of earlier loads, and adopt a newer one it noted."""
         delivery = self._delivery
         assert delivery is not None
+        if self._dead_letters is not None:
+            self._dead_letters.load = delivery.record.load
         self._landing.begin(self._epochs)
         once = delivery.exactly_once
         if resumed and once and (noted := await self._landing.noted()):

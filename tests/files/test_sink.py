@@ -434,6 +434,38 @@ async def test_letters_are_current_though_a_start_was_killed_behind_the_replacem
     assert replacement(mine.folder) == known
 
 
+@pytest.mark.parametrize("killed", [False, True])
+async def test_letters_of_a_load_that_a_later_run_goes_on_with_are_current(
+    tmp_path: Path, *, killed: bool
+) -> None:
+    """It replaces nothing but what was there before the load (issue 23)."""
+    stores = [DeadLetters(tmp_path / "state", pipeline="p", run=run) for run in "ab"]
+    for done, letters in enumerate(stores):
+        sink = FileSink(
+            tmp_path / "o",
+            mode="overwrite",
+            schema="n long",
+            on_error=ErrorPolicy(budget=ErrorBudget(count=9, share=None)),
+            dead_letters=letters,
+        )
+        sink.begin(Epochs("ab", done, once=True, check=lambda: None))
+        async with sink:
+            await sink.write([b'{"n":1}', b"no JSON"])
+            await sink.flush()
+            if killed and not done:
+                continue
+            await sink.perform()
+    settled = Settled(letters.folder)
+    assert settled.replaced
+    assert settled.replaced.run == ("b" if killed else "a")
+    left = [x for x in settled.letters("load") if isinstance(x, DeadLetter)]
+    assert [(x.run, settled.superseded(x)) for x in left] == [
+        ("a", False),
+        ("b", False),
+    ]
+    assert len(rows_in(tmp_path / "o")) == 2
+
+
 @pytest.mark.parametrize("done", [0, 1])
 async def test_letters_of_a_load_that_goes_on_are_current(
     tmp_path: Path, done: int

@@ -59,6 +59,8 @@ class DeadLetter:
     """The stage, as plain JSON; of its environment only the names."""
     pending: bool = False
     """Whether its run was yet to replace the output: see ``Settled``."""
+    load: str = ""
+    """The name of the load, common to all runs of it; empty: unknown."""
 
     @property
     def of_input(self) -> bool:
@@ -74,6 +76,8 @@ class DeadLetter:
         plain["attempts"] = [attempt._asdict() for attempt in self.attempts]
         if self.pending:
             plain["pending"] = True
+        if self.load:
+            plain["load"] = self.load
         return plain
 
     def to_line(self, config: str | None = None) -> bytes:
@@ -89,13 +93,14 @@ class DeadLetter:
         if config is None:
             config = json.dumps(self.config)
         message = base64.b64encode(self.message).decode()
+        load = f', "load": {_text(self.load)}' if self.load else ""
         return (
             f'{{"id": {_text(self.id)}, "time": {_text(self.time)},'
             f' "pipeline": {_text(self.pipeline)}, "run": {_text(self.run)},'
             f' "stage": {_text(self.stage)}, "place": {self.place + 1},'
             f' "message": "{message}", "error": {_text(self.error)},'
             f' "kind": {_text(self.kind)}, "attempts": {_dumped(self.attempts)},'
-            f' "config": {config}{_PENDING if self.pending else ""}}}\n'
+            f' "config": {config}{_PENDING if self.pending else ""}{load}}}\n'
         ).encode()
 
     @classmethod
@@ -106,13 +111,14 @@ class DeadLetter:
             plain["message"] = base64.b64decode(plain["message"], validate=True)
             plain["place"] = plain["place"] - 1
             plain["attempts"] = tuple(map(_attempt, plain["attempts"]))
-            pending = plain.get("pending", False)
-            return cls(**{name: plain[name] for name in _NAMES}, pending=pending)
+            others = {name: plain[name] for name in _OPTIONAL if name in plain}
+            return cls(**{name: plain[name] for name in _NAMES}, **others)
         except (TypeError, KeyError, RecursionError) as error:
             raise ValueError(f"not a dead letter: {error}") from error
 
 
-_NAMES: Final = tuple(x.name for x in fields(DeadLetter) if x.name != "pending")
+_OPTIONAL: Final = ("pending", "load")
+_NAMES: Final = tuple(x.name for x in fields(DeadLetter) if x.name not in _OPTIONAL)
 _PENDING: Final = ', "pending": true'
 
 

@@ -138,7 +138,8 @@ class Settled:
         by = self.replaced
         if by is None:
             return letter.pending
-        return letter.run != by.run and (letter.pending or letter.time <= by.time)
+        ours = letter.run == by.run or letter.load in by.loads
+        return not ours and (letter.pending or letter.time <= by.time)
 
     @property
     def superseded_by(self) -> str:
@@ -299,6 +300,7 @@ class Retry:
                 letter,
                 id=old.id,
                 run=old.run,
+                load=old.load,
                 place=old.place,
                 attempts=old.attempts + letter.attempts,
             )

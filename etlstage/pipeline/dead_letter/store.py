@@ -9,7 +9,7 @@ elsewhere and come back with its rows.
 
 When a load replaces its output, letters of earlier runs refer to output that is gone:
 retrying them would add messages that the load has already added itself. So the run that
-last replaced the output is recorded, with the time; older letters of other runs are
+last replaced the output is recorded, with the time; older letters of other loads are
 superseded. So are the letters of a run that ended before it replaced the output,
 because the output that exists lacks other messages. Letters that a run writes before it
 replaces the output are marked as *pending*.
@@ -89,6 +89,8 @@ class Replaced(NamedTuple):
     """Identifies the run; its own letters are not superseded."""
     time: str
     """Time of the replacement: ISO 8601, UTC."""
+    loads: tuple[str, ...] = ()
+    """Name of the load; empty: unknown."""
 
 
 class DeadLetters:
@@ -122,6 +124,8 @@ class DeadLetters:
         """Number of letters of this run."""
         self.pending: bool = False
         """Whether the run will replace the output but has not done so yet."""
+        self.load: str = ""
+        """The name of the run's load; empty: unknown."""
         self.fence: int = 0
         """The run's fence, if it holds the state directory. Once another run has raised
         the fence, no letter is kept any more."""
@@ -205,6 +209,7 @@ class DeadLetters:
             attempts=self._concealed(getattr(error, "attempts", ())),
             config=self._config_of(stage, config),
             pending=self.pending,
+            load=self.load,
         )
 
     async def keep(self, letters: Sequence[DeadLetter]) -> None:
@@ -236,7 +241,12 @@ class DeadLetters:
         """
         number = self._id_of(letter.stage, place, letter.message)
         ours = replace(
-            letter, id=number, run=self.run, place=place, pending=self.pending
+            letter,
+            id=number,
+            run=self.run,
+            place=place,
+            pending=self.pending,
+            load=self.load,
         )
         self._append([ours])
         self.count += 1
@@ -247,7 +257,7 @@ class DeadLetters:
 
         Args:
             time: When, in the format of letters.
-            anew: Whether to record it even if a replacement by this run is recorded.
+            anew: Whether to record it even if a replacement by this load is recorded.
 
         Raises:
             StateUnusable: If it can't be recorded, or another run has taken over.
@@ -256,8 +266,8 @@ class DeadLetters:
         if self._keep is None:
             self._check_held()
             known = None if anew else replacement(self.folder)
-            if known is None or known.run != self.run:
-                supersede(self._state, self.run, time)
+            if known is None or not (known.run == self.run or self.load in known.loads):
+                supersede(self._state, self.run, time, self.load)
         self.pending = False
 
     def recall(self) -> None:
@@ -596,7 +606,7 @@ def make_settled(state: Path) -> None:
     make_inside(state / FOLDER / SETTLED)
 
 
-def supersede(state: Path, run: str, time: str) -> None:
+def supersede(state: Path, run: str, time: str, load: str = "") -> None:
     """
     Record that a run has replaced the output, durably; blocks.
 
@@ -604,6 +614,7 @@ def supersede(state: Path, run: str, time: str) -> None:
         state: The state directory; nothing is recorded if it has no letters.
         run: Identifies the run.
         time: When, in the format of letters.
+        load: Name of the load.
 
     Raises:
         StateUnusable: If it can't be recorded.
@@ -612,9 +623,10 @@ def supersede(state: Path, run: str, time: str) -> None:
     if not (state / FOLDER).exists():
         return
     path = state / FOLDER / SETTLED / _REPLACED
+    loads = [load]
     try:
         make_settled(state)
-        store(path, Replaced(run, time)._asdict())
+        store(path, Replaced(run, time, tuple(filter(None, loads)))._asdict())
     except OSError as error:
         raise StateUnusable(
             f"can't record in {path} that the output was replaced: {os_reason(error)};"
@@ -627,7 +639,8 @@ def replacement(folder: Path) -> Replaced | None:
     path = folder / SETTLED / _REPLACED
     try:
         found = load(path)
-        return Replaced(run=str(found["run"]), time=str(found["time"]))
+        run, time = str(found["run"]), str(found["time"])
+        return Replaced(run, time, tuple(map(str, found.get("loads", ()))))
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -34,6 +34,7 @@ LETTERS = st.builds(
     kind=TEXT,
     attempts=st.lists(ATTEMPTS, max_size=2).map(tuple),
     config=st.dictionaries(TEXT, st.none() | st.integers() | TEXT, max_size=2),
+    load=TEXT,
 )
 
 

@@ -107,11 +107,25 @@ def test_letters_of_replaced_output_are_superseded(tmp_path: Path) -> None:
     supersede(tmp_path, "older", "2026-01-01T00:00:00.000+00:00")
     supersede(tmp_path, "new", noon)
     settled = Settled(tmp_path / "dead_letters")
-    assert settled.replaced == ("new", noon)
+    assert settled.replaced == ("new", noon, ())
     assert settled.superseded(letter(1))
     assert not settled.superseded(replace(letter(1), run="new"))
     assert not settled.superseded(replace(letter(1), time=later))
     assert left(tmp_path) == [("r-1", "died")]
+
+
+def test_letters_of_the_load_that_replaced_the_output_are_current(
+    tmp_path: Path,
+) -> None:
+    """Whichever of its runs has written them, and replaced it (issue 23)."""
+    mine = replace(letter(1), run="earlier", load="ab")
+    append(tmp_path, mine)
+    supersede(tmp_path, "new", "2026-01-02T12:00:01.000+00:00", "ab")
+    settled = Settled(tmp_path / "dead_letters")
+    assert not settled.superseded(mine)
+    assert not settled.superseded(replace(mine, pending=True))
+    assert settled.superseded(replace(mine, load="of before"))
+    assert settled.superseded(replace(mine, load=""))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '"x"', "[" * 9999])
