@@ -104,6 +104,8 @@ class DividedPipeline(Runner):
             release=release,
         )
         self.ledger: Ledger = JoinedLedger([part.ledger for part in self._parts])
+        if (letters := parts[-1]._dead_letters) is not None:
+            letters.before = [edge.before for edge in edges]
 
     @classmethod
     def cut(

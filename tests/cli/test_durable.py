@@ -162,6 +162,29 @@ def test_letters_of_both_halves_are_listed_retried_and_dropped(
     assert loaded(tmp_path) == sorted([*map(str, range(200)), "x2"])
 
 
+@pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once"])
+def test_letters_before_the_edge_are_superseded(
+    etlstage: Etlstage, tmp_path: Path, delivery: str
+) -> None:
+    """The run that overwrote the output loaded their messages, too (issue 23)."""
+    place = pipeline(tmp_path, ["1", "x2", "3"])
+    text = place.read_text().replace("mode: append", "mode: overwrite")
+    place.write_text(text.replace("exactly-once", delivery))
+
+    def current() -> list[bool]:
+        lines = etlstage("dlq", "ls", "p.yaml", "--json").stdout.splitlines()
+        return [not json.loads(line)["superseded"] for line in lines]
+
+    for found in ([True], [False, True]):
+        assert etlstage("run", "p.yaml", "-q").returncode == 0
+        assert current() == found
+    (tmp_path / "mended").touch()
+    assert etlstage("run", "p.yaml", "-q").returncode == 0
+    assert current() == [False, False]
+    assert "2 dead letters are skipped" in etlstage("dlq", "retry", "p.yaml").stdout
+    assert loaded(tmp_path) == ["1", "3", "x2"]
+
+
 def test_what_waits_keeps_an_edge_as_it_is(etlstage: Etlstage, tmp_path: Path) -> None:
     """A changed edge is refused at its key, and a removed one, too."""
     lines = [str(n) for n in range(100)]

@@ -84,7 +84,10 @@ class Settled:
         self._latest: dict[str, int] = {}
         self._stages: set[str] = set()
         self._behind = [Settled(at / FOLDER) for at in behind(folder.parent)]
-        self.replaced: Replaced | None = replacement(folder)
+        found = [replacement(folder), *(one.replaced for one in self._behind)]
+        self.replaced: Replaced | None = max(
+            filter(None, found), key=lambda one: one.time, default=None
+        )
         """The run that last replaced the output; None: no run has."""
         for number in range(len(self._files)):
             for item in self._read(number):
@@ -132,9 +135,6 @@ class Settled:
 
     def superseded(self, letter: DeadLetter) -> bool:
         """Return whether the letter's output was replaced since, or never written."""
-        for one in self._behind:
-            if letter.stage in one.stages:
-                return one.superseded(letter)
         by = self.replaced
         if by is None:
             return letter.pending
@@ -144,8 +144,7 @@ class Settled:
     @property
     def superseded_by(self) -> str:
         """Why letters are superseded, for humans."""
-        found = next((one.replaced for one in self.parts if one.replaced), None)
-        by = f" by run {found.run}" if found is not None else ""
+        by = f" by run {self.replaced.run}" if self.replaced is not None else ""
         return f"their output was overwritten{by}, or never written"
 
     def letters(self, stage: str) -> Iterator[DeadLetter | Torn]:

@@ -12,7 +12,8 @@ retrying them would add messages that the load has already added itself. So the 
 last replaced the output is recorded, with the time; older letters of other loads are
 superseded. So are the letters of a run that ended before it replaced the output,
 because the output that exists lacks other messages. Letters that a run writes before it
-replaces the output are marked as *pending*.
+replaces the output are marked as *pending*. The parts of a pipeline between durable
+edges have loads of their own: the record names those whose messages are in the output.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from etlstage.pipeline.dead_letter.letter import DeadLetter
 from etlstage.pipeline.delivery.delivery import unusable
 from etlstage.pipeline.delivery.folder import make_inside, make_ours, opened
 from etlstage.pipeline.delivery.position import load, store
-from etlstage.pipeline.delivery.record import fence_of
+from etlstage.pipeline.delivery.record import CommitRecord, fence_of
 from etlstage.pipeline.secret import Secrets
 
 __all__ = (
@@ -90,7 +91,7 @@ class Replaced(NamedTuple):
     time: str
     """Time of the replacement: ISO 8601, UTC."""
     loads: tuple[str, ...] = ()
-    """Name of the load; empty: unknown."""
+    """Names of the load, and of those of the parts in front of it."""
 
 
 class DeadLetters:
@@ -126,6 +127,8 @@ class DeadLetters:
         """Whether the run will replace the output but has not done so yet."""
         self.load: str = ""
         """The name of the run's load; empty: unknown."""
+        self.before: Sequence[Path] = ()
+        """The state directories of the parts before durable edges."""
         self.fence: int = 0
         """The run's fence, if it holds the state directory. Once another run has raised
         the fence, no letter is kept any more."""
@@ -267,7 +270,7 @@ class DeadLetters:
             self._check_held()
             known = None if anew else replacement(self.folder)
             if known is None or not (known.run == self.run or self.load in known.loads):
-                supersede(self._state, self.run, time, self.load)
+                supersede(self._state, self.run, time, self.load, self.before)
         self.pending = False
 
     def recall(self) -> None:
@@ -606,24 +609,28 @@ def make_settled(state: Path) -> None:
     make_inside(state / FOLDER / SETTLED)
 
 
-def supersede(state: Path, run: str, time: str, load: str = "") -> None:
+def supersede(
+    state: Path, run: str, time: str, load: str = "", before: Sequence[Path] = ()
+) -> None:
     """
     Record that a run has replaced the output, durably; blocks.
 
     Args:
-        state: The state directory; nothing is recorded if it has no letters.
+        state: The state directory.
         run: Identifies the run.
         time: When, in the format of letters.
         load: Name of the load.
+        before: The state directories of the parts before durable edges. Nothing is
+            recorded if no part has letters.
 
     Raises:
         StateUnusable: If it can't be recorded.
 
     """
-    if not (state / FOLDER).exists():
+    if not any((part / FOLDER).exists() for part in (state, *before)):
         return
     path = state / FOLDER / SETTLED / _REPLACED
-    loads = [load]
+    loads = [load, *(CommitRecord.latest(part).load for part in before)]
     try:
         make_settled(state)
         store(path, Replaced(run, time, tuple(filter(None, loads)))._asdict())

@@ -12,6 +12,7 @@ from etlstage.pipeline import Pipeline
 from etlstage.pipeline.dead_letter.letter import DeadLetter
 from etlstage.pipeline.dead_letter.retry import Retry, Settled, chunks, settle
 from etlstage.pipeline.dead_letter.store import LetterFile, Torn, supersede
+from etlstage.pipeline.delivery.record import CommitRecord
 from etlstage.testing import MemorySink
 
 
@@ -126,6 +127,23 @@ def test_letters_of_the_load_that_replaced_the_output_are_current(
     assert not settled.superseded(replace(mine, pending=True))
     assert settled.superseded(replace(mine, load="of before"))
     assert settled.superseded(replace(mine, load=""))
+
+
+def test_letters_before_a_durable_edge_are_superseded(tmp_path: Path) -> None:
+    """The part after the edge replaces the output for all parts (issue 23)."""
+    edge = tmp_path / "edge-clean"
+    edge.mkdir(mode=0o700)
+    supersede(edge, "b", "2026-01-02T12:00:01.000+00:00", "cd", [tmp_path])
+    assert not list(edge.iterdir())  # without letters there is nothing to record
+    CommitRecord(fence=1, load="ab").store(tmp_path)
+    append(tmp_path, letter(1), replace(letter(2), load="ab"))
+    supersede(edge, "b", "2026-01-02T12:00:01.000+00:00", "cd", [tmp_path])
+    settled = Settled(tmp_path / "dead_letters")
+    assert [settled.superseded(letter(1)), settled.superseded_by] == [
+        True,
+        "their output was overwritten by run b, or never written",
+    ]
+    assert not settled.superseded(replace(letter(2), load="ab"))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '"x"', "[" * 9999])
