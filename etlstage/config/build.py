@@ -341,6 +341,8 @@ class Builder:
         """Return the sink for retried messages."""
         keys = self._keys.load
         sink = keys.end.retry_sink(keys, self.site, epochs.done + 1)
+        # A retry knows neither whether the output is complete nor whether it was.
+        sink.keeps_mark = True
         if self._keys.delivery == "exactly-once":
             sink.begin(epochs)
         return sink

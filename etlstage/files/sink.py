@@ -14,6 +14,7 @@ import re
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from secrets import token_hex
 from shutil import rmtree
@@ -170,7 +171,7 @@ class FileSink(RowSink):
         for left in path.glob(f".epoch={_LEAST}*"):
             rmtree(left, ignore_errors=True)
         if self._mode != "append" or self._goes_on:
-            self._own.mark(whole=False)
+            self._mark(self._own, whole=False)
 
     async def _load_epoch(self, *, last: bool) -> int:
         del last
@@ -264,7 +265,8 @@ class FileSink(RowSink):
         await super().finish()
         if self._files is None:
             with self._failing("the marker "):
-                await anyio.to_thread.run_sync(lambda: self._own.mark(whole=True))
+                mark = partial(self._mark, self._own, whole=True)
+                await anyio.to_thread.run_sync(mark)
 
     async def aclose(self) -> None:
         """Discard what has not been loaded; safe to call twice and at any time."""

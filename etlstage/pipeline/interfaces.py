@@ -246,6 +246,8 @@ class Landing(ABC):
     settles: bool = True
     """Whether a load that has ended here is over; if not, it is over once its messages
     are loaded from here, which is recorded elsewhere."""
+    keeps_mark: bool = False
+    """Whether the mark of complete output is left as it is, as in a retry."""
 
     @property
     def intents(self) -> object:

@@ -13,6 +13,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from shutil import rmtree
 
@@ -201,11 +202,11 @@ class RowLanding(Landing):
         if files is not None:
             sealed = files.sweep(known.done, check=known.check)
             known.check()
-            files.mark(whole=False)
+            self._mark(files, whole=False)
             for number in sealed:
                 self._move(number)
             if self._whole:
-                files.mark(whole=True)
+                self._mark(files, whole=True)
         if self._resumed and self._overwrites and self._letters is not None:
             # The start before may have ended between the replacement and its record.
             self._letters.supersede(letter_time(), anew=False)
@@ -239,7 +240,12 @@ class RowLanding(Landing):
         with self._failing(f"epoch {known.done} "):
             await anyio.to_thread.run_sync(self._move, known.done)
             if self._whole:
-                await anyio.to_thread.run_sync(lambda: files.mark(whole=True))
+                mark = partial(self._mark, files, whole=True)
+                await anyio.to_thread.run_sync(mark)
+
+    def _mark(self, files: EpochFiles, *, whole: bool) -> None:
+        if not self.keeps_mark:
+            files.mark(whole=whole)
 
     def _move(self, number: int) -> None:
         files, known = self._files, self._known

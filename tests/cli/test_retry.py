@@ -132,6 +132,25 @@ def test_letters_of_a_run_that_replaced_nothing_are_left_out(
     assert rows() == ["a!!", "b!!", "c!!", "d!!"]
 
 
+def test_retry_leaves_the_mark_of_complete_output(
+    pipeline: Path, etlstage: Etlstage, tmp_path: Path
+) -> None:
+    """Output that a failed run left is not complete after it (issue 23)."""
+    worker(tmp_path / "broken.py", BROKEN)
+    pipeline.write_text(
+        PIPELINE.replace("budget: 3", "budget: 1").replace(
+            "load: {worker: {command: [python, keep.py]}}",
+            "load: {files: {path: out, format: text, epoch: {messages: 1}}}",
+        )
+    )
+    (tmp_path / "bad").write_text("b d")
+    assert etlstage("run", "pipeline.yaml", "-q").returncode == 1
+    (tmp_path / "bad").write_text("")
+    assert etlstage("dlq", "retry", "pipeline.yaml", "-q").returncode == 0
+    assert not (tmp_path / "out" / "_SUCCESS").exists()
+    assert list((tmp_path / "out").glob("part-*"))
+
+
 @pytest.mark.usefixtures("failed")
 def test_superseded_letters_are_left_out(etlstage: Etlstage, tmp_path: Path) -> None:
     """The run that replaced their output processed their messages again (issue 23)."""

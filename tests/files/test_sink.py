@@ -466,6 +466,28 @@ async def test_letters_of_a_load_that_a_later_run_goes_on_with_are_current(
     assert len(rows_in(tmp_path / "o")) == 2
 
 
+@pytest.mark.parametrize("once", [False, True])
+@pytest.mark.parametrize("marked", [False, True])
+async def test_mark_is_kept_as_it_is(
+    tmp_path: Path, *, marked: bool, once: bool
+) -> None:
+    """A retry adds rows to output that is complete or is not (issue 23)."""
+    await load(tmp_path / "o", [b'{"n":1}'], schema="n long")
+    if not marked:
+        (tmp_path / "o" / "_SUCCESS").unlink()
+    sink = FileSink(tmp_path / "o", mode="append", schema="n long")
+    sink.keeps_mark = True
+    if once:
+        sink.begin(Epochs("ab", 0, once=True, check=lambda: None))
+    async with sink:
+        assert (tmp_path / "o" / "_SUCCESS").exists() is marked
+        await sink.write([b'{"n":2}'])
+        await sink.finish()
+        await sink.perform()
+    assert (tmp_path / "o" / "_SUCCESS").exists() is marked
+    assert len(rows_in(tmp_path / "o")) == 2
+
+
 @pytest.mark.parametrize("done", [0, 1])
 async def test_letters_of_a_load_that_goes_on_are_current(
     tmp_path: Path, done: int

@@ -283,7 +283,12 @@ class DataFrameSink(RowSink, SparkSink):
 
     @property
     def _marks(self) -> bool:
-        return self._destination.marks
+        return self._destination.marks and not self._keeps
+
+    @property
+    def _keeps(self) -> bool:
+        """Whether the mark is left as it is; one in a folder of its own is not."""
+        return self.keeps_mark and not self._overwrites
 
     async def _load_epoch(self, *, last: bool) -> int:
         epoch, spark = self._epoch, self._spark
@@ -409,9 +414,11 @@ class DataFrameSink(RowSink, SparkSink):
             )
         if files is not None:
             rows = rows.coalesce(files)
+        # The mode is append then, which later epochs have, too.
+        starts, last = first and not self._keeps, last and not self._keeps
         await watch_job(
             rows.sparkSession,
-            lambda: destination.write(rows, first=first, last=last),
+            lambda: destination.write(rows, first=starts, last=last),
             self._show_tasks,
         )
         if first:

@@ -191,6 +191,22 @@ async def test_letters_of_overwritten_output_are_superseded(
         mine.close()
 
 
+@pytest.mark.parametrize("marked", [False, True])
+@pytest.mark.any_client
+async def test_mark_is_kept_as_it_is(
+    spark: SparkSession, out: Path, *, marked: bool
+) -> None:
+    """A retry adds rows to output that is complete or is not (issue 23)."""
+    await load(DataFrameSink(spark, Destination(str(out))), [b"one"])
+    if not marked:
+        (out / "_SUCCESS").unlink()
+    sink = DataFrameSink(spark, Destination(str(out), mode="append"))
+    sink.keeps_mark = True
+    await load(sink, [b"two"])
+    assert (out / "_SUCCESS").exists() is marked
+    assert spark.read.parquet(str(out)).count() == 2
+
+
 @pytest.mark.parametrize("messages", [[b"\xff"], [b"\xff", b"\xff"]])
 @pytest.mark.any_client
 async def test_letters_of_output_overwritten_with_nothing_are_current(
