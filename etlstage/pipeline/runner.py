@@ -354,16 +354,25 @@ class Runner(ABC):
         self._error = self._error or _innermost(error)
 
     async def _hand_over_letters(self) -> None:
-        """Make the dead letters durable, and pass them to their sink."""
+        """Make the dead letters durable; pass them to their sink if the run is over."""
         letters = self._dead_letters
         if letters is None:
             return
         try:
             await letters.sync()
-            if self._letter_sink is not None and letters.count:
-                await self._letter_sink.write(letters.letters())
+            sink = self._letter_sink
+            if sink is not None and letters.count and not self._resumes:
+                await sink.write(letters.letters())
         except Exception as error:
             self._fail(error)
+
+    @property
+    def _resumes(self) -> bool:
+        """Whether the next start resumes this run, with its dead letters."""
+        if self._delivery is None or not self._delivery.whole:
+            return False
+        record = self._delivery.record
+        return not record.ended or (record.pending and self._error is not None)
 
     async def _close_letters(self) -> None:
         if self._letter_sink is not None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import (
     AsyncGenerator,
     Awaitable,
@@ -41,7 +42,7 @@ from etlstage.pipeline import (
 )
 from etlstage.pipeline import pipeline as pipeline_module
 from etlstage.pipeline.dead_letter.store import letter_files
-from etlstage.pipeline.delivery.delivery import Delivery
+from etlstage.pipeline.delivery.delivery import Bounds, Delivery
 from etlstage.pipeline.delivery.record import CommitRecord
 from etlstage.pipeline.interfaces import DeadLetterSink, Sink, Source
 from etlstage.pipeline.report import KeptLetters
@@ -73,6 +74,8 @@ from tests.pipeline.ends import (
     refuse_at,
     unreadable,
 )
+from tests.pipeline.test_disk import Files
+from tests.pipeline.test_loading import Numbers
 from tests.supervisor.acts import LAUNCHES, script_of
 from tests.supervisor.workers import QUICK, cyclic, load, plain, stage
 
@@ -1140,6 +1143,40 @@ async def test_letters_are_handed_over_at_the_end(
 
     assert report.status == ("failed" if fails else "done")
     assert (shelf.taken, shelf.closed) == ([b"end"], 1)
+
+
+@pytest.mark.parametrize("step", ["written", "recorded", "performed"])
+async def test_letters_of_all_starts_are_handed_over_once(
+    tmp_path: Path, step: str
+) -> None:
+    """Once the run is over: a start that failed is resumed (issue 23)."""
+    shelf, plan = Shelf(), [SinkFailed("planted", stage="load"), None]
+
+    def made(error: Exception | None) -> Pipeline:
+        state, reached = tmp_path / "state", Counter[str]()
+        bounds = Bounds(messages=10, seconds=3600)
+        delivery = Delivery(state, exactly_once=True, bounds=bounds)
+
+        def at(name: str) -> None:
+            reached[name] += 1
+            if error is not None and (name, reached[name]) == (step, 2):
+                raise error
+
+        delivery.at = at
+        letters = DeadLetters(state, pipeline="p")
+        return pipeline(
+            Numbers(20, 5),
+            sink=Files(tmp_path / "out", letters),
+            dead_letters=letters,
+            dead_letter_sink=shelf,
+            delivery=delivery,
+        )
+
+    for error in plan:
+        again = made(error)
+        assert (await run(again)).error is error
+        assert shelf.taken == ([] if error else [b"7", b"17"])
+    assert [letter.message for letter in again.letters()] == shelf.taken
 
 
 async def test_letters_that_can_not_be_handed_over(letters: DeadLetters) -> None:

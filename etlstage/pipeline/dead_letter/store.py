@@ -138,6 +138,7 @@ class DeadLetters:
         self.secrets: Secrets = Secrets(hidden)
         """The texts that must not be shown, here or elsewhere."""
         self._numbered = 0
+        self._taken_up = False  # whether an earlier start may have letters
         # The ids of letters that already exist, by stage, place and message.
         self._known: dict[tuple[str, int, bytes], str] = {}
         self._keep: Callable[[DeadLetter], Awaitable[None]] | None = None
@@ -324,11 +325,13 @@ class DeadLetters:
         self.run = run
         self.recall()
         self.count, self._known = len(self._known), {}
+        self._taken_up = True
 
     def of_run(self, run: str) -> DeadLetters:
         """Return a copy for another run, without letters."""
         other = copy.copy(self)
         other.run, other.count, other._numbered = run, 0, 0
+        other._taken_up = False
         other._files, other._known, other._shown_configs = {}, {}, {}
         return other
 
@@ -361,9 +364,12 @@ class DeadLetters:
             await anyio.to_thread.run_sync(self._sync)
 
     def letters(self) -> Iterator[DeadLetter]:
-        """Yield the letters of this run, stage by stage; blocks."""
-        for file in list(self._files.values()):
-            for letter in read_letters(file.path, start=file.start):
+        """Yield the letters of this run, of all its starts, by stage; blocks."""
+        files = {file.path: file.start for file in list(self._files.values())}
+        if self._taken_up:
+            files = dict.fromkeys(letter_files(self._state), 0)
+        for path, start in files.items():
+            for letter in read_letters(path, start=start):
                 if isinstance(letter, DeadLetter) and letter.run == self.run:
                     yield letter
 

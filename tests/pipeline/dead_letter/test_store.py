@@ -180,6 +180,21 @@ async def test_runs_append_to_the_same_file(tmp_path: Path) -> None:
         letters.close()
 
 
+async def test_letters_of_all_starts_of_a_run(letters: DeadLetters) -> None:
+    """A start that resumes the run has those of the starts before it (issue 23)."""
+    other, again = (DeadLetters(letters._state, pipeline="p") for _ in range(2))
+    await put(other, b"of another run")
+    await put(letters, b"a")
+    await put(letters, b"b", stage="load")
+    sizes = letters.sizes()
+    await put(letters, b"not on record")
+    again.resume("r", sizes)
+    await put(again, b"c")
+    again.close()
+    other.close()
+    assert [letter.message for letter in again.letters()] == [b"a", b"c", b"b"]
+
+
 async def test_stages_have_files_of_their_own(letters: DeadLetters) -> None:
     """Whatever the stages are called."""
     for stage in ("clean", "a b", "../x", "b/c"):
