@@ -109,8 +109,8 @@ class AsyncSupervisor:
         WorkerStartFailed: On entering, if the program can't be run, or the script that
             it is to interpret is not there.
         InvalidState: By methods, outside the block, or in another event loop or thread.
-            :meth:`events` may be called before it; after it, :meth:`aclose` and
-            :meth:`withhold` have no effect.
+            :meth:`events` may be called before it, and after it, when there are none;
+            :meth:`aclose` and :meth:`withhold` have no effect then.
 
     """
 
@@ -602,8 +602,6 @@ class AsyncSupervisor:
         the events of the start. Close it when you stop reading. It also ends when
         10,000 events are waiting in it.
         """
-        if self._ended:
-            raise self._not_running()
         self._in_loop()
         return self._observers.listen(self._pool.running())
 

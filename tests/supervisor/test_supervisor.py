@@ -506,14 +506,13 @@ async def test_end_before_the_block_is_a_mistake() -> None:
 
 
 async def test_end_after_the_block_has_no_effect() -> None:
-    """But there are no events any more (issue 22)."""
+    """The supervisor may be closed twice (issue 22)."""
     async with acting(stage("echo")) as supervisor:
         pass
 
     await supervisor.aclose()
     supervisor.withhold()
-    with pytest.raises(faults.InvalidState, match="is not running; use it as"):
-        supervisor.events()
+    assert supervisor.health.reason == "the supervisor is closed"
 
 
 async def test_transform_stage_does_not_extract() -> None:
