@@ -15,10 +15,11 @@ __all__ = ("main",)
 
 def main() -> NoReturn:
     """Run the command line, then exit with its code."""
-    from etlstage.cli.signals import deafen, quit_at_once
+    from etlstage.cli.signals import deafen, keep_statuses, quit_at_once
 
     # Before all else is imported, which takes a while.
     quit_at_once()
+    keep_statuses()
     from etlstage.cli.streams import flush_streams, guard_streams
 
     guard_streams()

@@ -18,7 +18,14 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Final, Self, TypeAlias
 
-__all__ = ("FORCED", "Signals", "deafen", "interruptible", "quit_at_once")
+__all__ = (
+    "FORCED",
+    "Signals",
+    "deafen",
+    "interruptible",
+    "keep_statuses",
+    "quit_at_once",
+)
 
 FORCED: Final = 5
 """Exit code of a command that was stopped by force."""
@@ -29,6 +36,11 @@ _Handler: TypeAlias = Callable[[int, FrameType | None], object] | int | None
 def quit_at_once() -> None:
     """Let signals end the process, without a traceback, from now on."""
     _install(_quit)
+
+
+def keep_statuses() -> None:
+    """Have the exit statuses of children kept, even if our parent ignores SIGCHLD."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 def deafen() -> None:

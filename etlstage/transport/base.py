@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from signal import Signals
-from typing import Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 from etlstage.messages import StageKind
 from etlstage.protocol.base import Dialect
@@ -20,6 +20,7 @@ from etlstage.protocol.registry import default_dialect
 from etlstage.transport.launcher import LaunchTerms
 
 __all__ = (
+    "UNKNOWN_STATUS",
     "Child",
     "ClosableReadable",
     "Launch",
@@ -29,6 +30,9 @@ __all__ = (
     "Wire",
     "describe_status",
 )
+
+UNKNOWN_STATUS: Final = 256
+"""In place of an exit status that the host has taken: no process exits with it."""
 
 
 class Readable(Protocol):
@@ -96,7 +100,11 @@ class Child(Protocol):
 
     @property
     def returncode(self) -> int | None:
-        """Exit status once it is gone, negative for a signal, else None."""
+        """
+        Exit status once it is gone, negative for a signal, else None.
+
+        :data:`UNKNOWN_STATUS`: the host has reaped it.
+        """
 
     @property
     def stderr(self) -> Readable:
@@ -168,6 +176,12 @@ class Launch(Protocol):
 
 def describe_status(status: int) -> str:
     """Return what became of a process, as a part of a sentence."""
+    if status == UNKNOWN_STATUS:
+        return (
+            "has ended (exit status unknown: the host process reaps its children;"
+            " set SIGCHLD to SIG_DFL in it, and let it wait for no process that it did"
+            " not start)"
+        )
     if status >= 0:
         return f"exited with status {status}"
     try:

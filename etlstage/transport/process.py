@@ -12,7 +12,9 @@ or registering the descriptor anew. And its caller waits once: then for a bare f
 On any other loop all this is done with anyio.
 
 The end of a process is awaited without reaping it: until :meth:`PipeChild.kill` its pid
-can't be reused for another process.
+can't be reused for another process. A host may reap it all the same: by a SIGCHLD that
+is ignored, or by a wait for any child. Then its exit status is unknown, which counts as
+a failure, and only processes that have its mark are killed.
 """
 
 from __future__ import annotations
@@ -37,7 +39,12 @@ from typing import IO, Final, Literal
 import anyio
 from anyio.lowlevel import current_token
 
-from etlstage.transport.base import ClosableReadable, LaunchRequest, describe_status
+from etlstage.transport.base import (
+    UNKNOWN_STATUS,
+    ClosableReadable,
+    LaunchRequest,
+    describe_status,
+)
 from etlstage.transport.guard import lives
 from etlstage.transport.launcher import Launcher, LaunchTerms
 from etlstage.transport.watchdog import VARIABLE, WATCHDOG
@@ -208,7 +215,7 @@ class PipeChild:
         SIGKILL also goes to processes that it started outside its group, as far as
         these can be found.
         """
-        if self._popen.returncode is not None:
+        if self._reaped():
             return
         self._send(number, self._others() if number is SIGKILL else [])
 
@@ -222,34 +229,51 @@ class PipeChild:
         if self._pidfd is not None:
             await _wait_ended(self._pidfd)
         else:
-            while _status_of(self.pid) is None:
+            while not self._reaped() and _status_of(self.pid) is None:
                 WATCHDOG.check(monotonic())
                 await anyio.sleep(_POLL)
-        try:
-            self._ended = _status_of(self.pid)
-        except ChildProcessError:  # the host reaps whatever ends
+        if self._reaped():
             self.kill()
             return self._popen.returncode
+        self._ended = _status_of(self.pid)
         assert self._ended is not None, "it has ended"
         return self._ended
 
     async def deserted(self) -> None:
-        while others := self._others():
+        while not self._reaped() and (others := self._others()):
             await _look_again(others[0])
 
     def kill(self) -> int:
         if self._popen.returncode is not None:
             return 0
-        # Searched first: once it is dead, its children can't be found any more.
-        others = self._others()
-        self._send(SIGKILL, others)
+        if self._reaped():
+            killed = self.kill_heirs()
+        else:
+            # Searched first: once it is dead, its children can't be found any more.
+            others = self._others()
+            self._send(SIGKILL, others)
+            killed = len(others)
         WATCHDOG.unregister(self.pid)
-        self._popen.wait()
-        return len(others)
+        try:
+            status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        except ChildProcessError:  # Popen.wait() would return 0
+            status = UNKNOWN_STATUS if self._ended is None else self._ended
+        self._popen.returncode = status
+        return killed
 
     def kill_heirs(self) -> int:
         """Kill processes left in other sessions, if they still have our mark."""
         return _signal_all(heirs(self._mark), SIGKILL)
+
+    def _reaped(self) -> bool:
+        """Return whether it was reaped, by us or the host: its pid may be another's."""
+        if self._popen.returncode is not None:
+            return True
+        try:
+            _status_of(self.pid)
+        except ChildProcessError:
+            return True
+        return False
 
     def _others(self) -> list[int]:
         """Return the processes it has started that can be found, parents first."""

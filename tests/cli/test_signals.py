@@ -183,6 +183,29 @@ def test_signal_before_the_run_writes_its_report(
     assert not (tmp_path / "r.html").exists()
 
 
+def test_failed_worker_with_sigchld_ignored_by_the_parent(tmp_path: Path) -> None:
+    """Its exit status is known all the same, and the run fails (issue 22)."""
+    (tmp_path / "p.yaml").write_text(
+        "name: p\n"
+        "extract:\n"
+        '  worker: {command: [sh, -c, "echo one; sleep 0.2; exit 3"]}\n'
+        "  dialect: {mode: plain}\n"
+        "load: {files: {path: out, format: text}}\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "etlstage", "run", "p.yaml"],
+        cwd=tmp_path,
+        env=environment(),
+        preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "exited with status 3" in done.stderr
+    assert not (tmp_path / "out" / "_SUCCESS").exists()
+
+
 def test_signals_behind_the_end_do_nothing() -> None:
     """Nothing is left to be stopped (issue 10)."""
     with interruptible():  # restores the handlers

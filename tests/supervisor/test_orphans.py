@@ -252,3 +252,39 @@ def ignored(pid: int) -> set[int]:
     status = Path(f"/proc/{pid}/status").read_text()
     mask = int(status.partition("SigIgn:")[2].split()[0], 16)
     return {number for number in range(1, 65) if mask >> (number - 1) & 1}
+
+
+HOST_IGNORING_SIGCHLD = """\
+import anyio
+from etlstage import AsyncSupervisor, Stage, StageKind
+
+async def main():
+    answers = 'while read line; do printf "\\\\0"; done; exit 4'
+    stage = Stage(name="load", worker=["sh", "-c", answers], kind=StageKind.LOAD)
+    async with AsyncSupervisor(stage) as supervisor:
+        print([result.error for result in await supervisor.submit([b"a", b"b"])])
+    print(supervisor.doubtful)
+    print(supervisor.doubt)
+
+anyio.run(main)
+"""
+
+
+def test_exit_status_in_a_host_that_ignores_sigchld() -> None:
+    """It is unknown, which is a failure with the remedy, not success (issue 22)."""
+    done = subprocess.run(
+        [sys.executable, "-c", HOST_IGNORING_SIGCHLD],
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)},
+        preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    answers, doubtful, doubt = done.stdout.splitlines()
+    assert (answers, doubtful) == ("[None, None]", "2")
+    assert (
+        "has ended (exit status unknown: the host process reaps its children; set"
+        " SIGCHLD to SIG_DFL in it, and let it wait for no process that it did not"
+        " start) while it was stopping; 2 messages that it had answered may not have"
+        " been loaded" in doubt
+    )

@@ -12,7 +12,7 @@ import anyio.lowlevel
 import pytest
 
 from etlstage.transport import Child, LaunchRequest, Wire, launch_over_pipes
-from etlstage.transport.base import describe_status
+from etlstage.transport.base import UNKNOWN_STATUS, describe_status
 from etlstage.transport.process import PipeChild, PipeWire
 from etlstage.transport.watchdog import WATCHDOG
 from tests.patience import HANG
@@ -298,13 +298,67 @@ async def test_end_of_what_the_worker_started_can_be_awaited(
         assert child.kill() == 0
 
 
-async def test_host_that_reaps_whatever_ends() -> None:
-    """The exit status is lost; processes that the worker has left are killed."""
+async def test_host_that_reaps_whatever_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """
+    The exit status is lost, but not 0; processes that have the worker's mark are
+    killed, and none by a pid that may be reused (issue 22).
+    """
     with started("sleep 3600 & echo $!; exit 3") as (wire, child):
         grandchild = int(await read_line(wire))
         os.waitpid(child.pid, 0)  # noqa: ASYNC222 - it ends at once
-        assert await wait(child) == 0
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "killpg", refuse_to_kill)
+            child.signal(signal.SIGKILL)
+            assert await wait(child) == UNKNOWN_STATUS
         assert ends(grandchild)
+        assert child.returncode == UNKNOWN_STATUS
+        assert "exit status unknown: the host process reaps" in repr(child)
+
+
+async def test_worker_reaped_by_the_host_after_its_exit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its exit status is known; what it left is found by its mark (issue 22)."""
+    with started("sleep 3600 & echo $!; exit 3") as (wire, child):
+        grandchild = int(await read_line(wire))
+        assert await wait(child) == 3
+        os.waitpid(child.pid, 0)  # noqa: ASYNC222 - it has ended
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "killpg", refuse_to_kill)
+            await child.deserted()
+            assert child.kill() == 1
+        assert ends(grandchild)
+        assert child.returncode == 3
+
+
+@pytest.mark.parametrize("pidfd", [True, False])
+async def test_exit_status_with_sigchld_ignored(
+    pidfd: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel reaps the worker: its status is unknown, not 0 (issue 22)."""
+    if not pidfd:
+        monkeypatch.setattr(os, "pidfd_open", refuse_pidfd)
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        with started("exit 3") as (_wire, child):
+            assert await wait(child) == UNKNOWN_STATUS
+        with started("sleep", "3600") as (_wire, child):
+            child.kill()
+            assert child.returncode == UNKNOWN_STATUS
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+def refuse_to_kill(group: int, number: int) -> None:
+    """Fail: the pid of a reaped worker may be another's."""
+    raise AssertionError(group, number)
+
+
+def refuse_pidfd(pid: int) -> int:
+    """Fail as a kernel without pidfds."""
+    raise OSError
 
 
 async def test_signal_reaches_the_whole_group() -> None:

@@ -101,7 +101,7 @@ class WorkerExited(NamedTuple):
     worker: str
     pid: int
     status: int
-    """Exit status, negative for a signal."""
+    """Exit status, negative for a signal; 256: the host process has reaped it."""
     lost: int
     """Number of messages that it held."""
     answered: int = 0
