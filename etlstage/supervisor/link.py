@@ -442,6 +442,15 @@ class Link:
             self._take(data)
         return True
 
+    def read_available(self) -> bool:
+        """Read what has come; return whether the worker may be judged by that alone."""
+        if self._all_read:
+            return True
+        waits = self._pull()
+        if not waits:
+            self._wire.stop_waiting()  # the reading task is to see why
+        return waits and not self._worker.failed
+
     async def _wait_for_consumer(self) -> None:
         """Pause reading until outputs are collected, unless the worker has exited."""
         while self.dispatch.stalled and not self._worker.exited:
@@ -676,8 +685,10 @@ class Link:
             self._session.send(CommitAnswered(position, error), now)
             self._settle(now)
 
-    def _ring_session(self, now: float) -> None:
+    def _ring_session(self, _now: float) -> None:
         self._session_timer = None
+        self._worker.read_available()
+        now = self._clock()
         self._session.handle_timer(now)
         self._settle(now)
 
@@ -768,6 +779,13 @@ class Link:
     def _look_for_answer(self, now: float) -> None:
         deadlines = self.deadlines
         within = deadlines.missed(now)
+        if within is not None:
+            # It may have come in time, while the event loop was busy.
+            if not self._worker.read_available():
+                if self.dispatch.stalled:
+                    self._arm_deadlines(now)  # the reading task pauses it
+                return
+            within = deadlines.missed(now)
         if (since := deadlines.asked_at) is None:
             return
         if within is not None:

@@ -569,6 +569,11 @@ class WorkerPool:
 
     def _ring(self, worker: str, _now: float) -> None:
         running = self._running.get(worker)
+        if running is not None:
+            # What is missed may have come in time, while the event loop was busy.
+            running.read_available()
+            if self.state[worker] is WorkerState.STOPPING:
+                return
         idle_since = None if running is None else running.link.deadlines.idle_since
         self.handle(WorkerTimerRang(worker, idle_since))
 

@@ -208,6 +208,12 @@ class WorkerProcess:
         self.link.give_whole()
         self._pool.handle(WorkerFailed(self.name, self.pid, self.error, cause))
 
+    def read_available(self) -> bool:
+        """Read what has come; return whether the worker may be judged by that alone."""
+        if self._child.status is not None:
+            self._take_status(self._child.status)
+        return self.link.read_available()
+
     # --- findings of the link --------------------------------------------------
 
     def pipe_closed(self, pipe: str) -> None:
