@@ -45,6 +45,7 @@ from etlstage.transport.base import (
     LaunchRequest,
     describe_status,
 )
+from etlstage.transport.fork import close_in_fork
 from etlstage.transport.guard import lives
 from etlstage.transport.launcher import Launcher, LaunchTerms
 from etlstage.transport.watchdog import VARIABLE, WATCHDOG
@@ -413,7 +414,7 @@ def _pipe(
     if terms.user is not None:
         with suppress(OSError, OverflowError):
             os.fchown(theirs, terms.user, -1)
-    return theirs, failed.enter_context(open(ours, mode, buffering=0))
+    return theirs, close_in_fork(failed.enter_context(open(ours, mode, buffering=0)))
 
 
 def _enlarge(fd: int) -> None:

@@ -40,6 +40,7 @@ from anyio.lowlevel import RunVar
 from etlstage.errors import ProtocolError
 from etlstage.protocol.base import Connector, Services
 from etlstage.transport.base import Child, Launch, LaunchRequest, Wire
+from etlstage.transport.fork import close_in_fork
 from etlstage.transport.process import (
     PipeChild,
     PipeReader,
@@ -250,7 +251,9 @@ class Listener:
         self._unidentified: dict[socket.socket, bytes] = {}
         self._wires = 0
         with ExitStack() as failed:
-            self._socket = failed.enter_context(socket.socket(socket.AF_UNIX))
+            self._socket = failed.enter_context(
+                close_in_fork(socket.socket(socket.AF_UNIX))
+            )
             self._socket.setblocking(False)
             self.folder: Path = _private_folder()
             failed.callback(discard_scratch, self.folder)
@@ -320,7 +323,7 @@ class Listener:
             except OSError as error:  # too many open files, or it has disconnected
                 _LOG.warning("can't accept a worker's connection: %s", error)
                 return
-            connection.setblocking(False)
+            close_in_fork(connection).setblocking(False)
             if len(self._unidentified) == _UNIDENTIFIED:
                 self._refuse(
                     next(iter(self._unidentified)), "it was silent for too long"
@@ -387,7 +390,7 @@ class LocatorServer:
         self._lines = b""
         self._whole = True  # what was read last ended with a whole line
         self._selector = selectors.DefaultSelector()
-        self._socket = socket.create_server((_HOST, 0))
+        self._socket = close_in_fork(socket.create_server((_HOST, 0)))
         self._socket.setblocking(False)
         self._port: int = self._socket.getsockname()[1]
         self._selector.register(self._socket, selectors.EVENT_READ)
@@ -447,7 +450,7 @@ class LocatorServer:
     def _accept(self) -> None:
         with suppress(OSError):
             client, _ = self._socket.accept()
-            client.setblocking(False)
+            close_in_fork(client).setblocking(False)
             services = self._services(_HOST, self._port)
             if services is None or len(self._clients) == _CLIENTS:
                 client.close()

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,6 +36,25 @@ def started(
         child.kill()
         wire.close()
         child.close()
+
+
+@contextmanager
+def forked() -> Iterator[None]:
+    """Have a fork of this process during a block, as multiprocessing makes them."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        if (fork := os.fork()) == 0:
+            ours.close()
+            theirs.send(b".")
+            theirs.recv(1)
+            os._exit(0)
+        theirs.close()
+        try:
+            assert ours.recv(1) == b"."
+            yield
+        finally:
+            ours.close()
+            os.waitpid(fork, 0)
 
 
 async def read_all(wire: Wire) -> bytes:
@@ -485,6 +505,13 @@ async def test_nothing_is_open_after_close(tmp_path: Path) -> None:
         child.close()
 
     assert open_files() == before
+
+
+async def test_fork_of_the_host_keeps_no_pipe_open() -> None:
+    """The worker sees the end of its input although the fork lives (issue 22)."""
+    with started("cat >&2; exit 3", status=True) as (wire, child), forked():
+        wire.close_write()
+        assert await wait(child) == 3
 
 
 async def test_program_that_can_not_be_started_leaves_nothing_open() -> None:

@@ -28,6 +28,7 @@ from etlstage.transport.socket import (
     launch_worker,
 )
 from tests.patience import HANG
+from tests.transport.test_process import forked
 
 DIALECT = CocaineDialect()
 CONNECTOR = DIALECT.connection
@@ -501,3 +502,30 @@ async def test_end_of_stderr_is_the_end() -> None:
         os.dup2(null, stderr)
         os.close(null)
         assert await line_of(desk) == b""
+
+
+# --- forks of the host ---------------------------------------------------------------
+
+
+async def test_fork_of_the_host_keeps_no_connection_open() -> None:
+    """A worker sees that we disconnect although the fork lives (issue 22)."""
+    with listening() as (listener, wire):
+        known, unknown = connected(listener, hello(wire.token)), connected(listener)
+        listener.serve()
+        stderr, held = os.pipe()
+        pipe = PipeReader(os.fdopen(stderr, "rb", 0))
+        locator = LocatorServer(CONNECTOR).join(pipe)
+        host, port = locator.endpoint.split(":")
+        asking = socket.create_connection((host, int(port)))
+        with anyio.fail_after(HANG):
+            await locator.readable()
+        locator.read(10)
+        with forked():
+            wire.close()
+            locator.close()
+            assert all(map(dismissed, (known, unknown, asking)))
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection((host, int(port)))
+        os.close(held)
+        for client in (known, unknown, asking):
+            client.close()
