@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import fcntl
 import logging
+import math
 import os
 import selectors
 import socket
@@ -68,6 +69,7 @@ _NO_SIGNAL: Final = getattr(socket, "MSG_NOSIGNAL", 0)
 _CLIENTS: Final = 16
 _CHUNK: Final = 65536  # bytes per read
 _HOST: Final = "127.0.0.1"
+_PAUSE: Final = 0.1  # seconds until accepting is tried again after it has failed
 
 
 class SocketWire:
@@ -129,9 +131,13 @@ class SocketWire:
         self._look()
         if self._gone or self._received:
             return
-        waited = self._wakeup_fd if self._socket is None else self._socket.fileno()
         with suppress(anyio.ClosedResourceError):
-            await anyio.wait_readable(waited)
+            if self._socket is not None:
+                await anyio.wait_readable(self._socket.fileno())
+            else:
+                assert self._listener is not None, "once it is closed, it is gone"
+                with anyio.move_on_after(self._listener.pause):
+                    await anyio.wait_readable(self._wakeup_fd)
         self._look()
 
     async def pull(self, take: Callable[[], bool], /) -> None:
@@ -210,6 +216,10 @@ class SocketWire:
         """Record that a client connected under a name that no awaited worker has."""
         self._mistaken = True
 
+    def wait_anew(self) -> None:
+        """Have a waiting task wait as long as the listener pauses, at most."""
+        anyio.notify_closing(self._wakeup_fd)
+
     def close(self) -> None:
         if self._listener is None:
             return
@@ -235,6 +245,60 @@ class SocketWire:
         anyio.notify_closing(self._wakeup_fd)
 
 
+class _Acceptor:
+    """
+    Accepts connections to a socket, whenever a selector finds some.
+
+    With no descriptor left, that socket stays readable though nothing can be accepted:
+    then it is not selected for a moment.
+    """
+
+    def __init__(
+        self, listening: socket.socket, selector: selectors.BaseSelector
+    ) -> None:
+        self._socket = listening
+        self._selector = selector
+        self._resumes_at: float | None = None
+        self._failing = False
+        listening.setblocking(False)
+        selector.register(listening, selectors.EVENT_READ)
+
+    @property
+    def pause(self) -> float:
+        """Seconds until accepting is tried again; infinite if it is not paused."""
+        if self._resumes_at is None:
+            return math.inf
+        return max(0.0, self._resumes_at - anyio.current_time())
+
+    def resume(self) -> None:
+        """Have the socket selected again if its pause is over."""
+        if not self.pause:
+            self._resumes_at = None
+            self._selector.register(self._socket, selectors.EVENT_READ)
+
+    def accept(self) -> socket.socket | None:
+        """Return a connection, or None if none waits or none can be accepted."""
+        try:
+            connection, _ = self._socket.accept()
+        except BlockingIOError:
+            self._failing = False
+            return None
+        except OSError as error:  # too many open files, or it has disconnected
+            if not self._failing:
+                _LOG.warning(
+                    "can't accept a worker's connection: %s; trying again every %g s",
+                    error,
+                    _PAUSE,
+                )
+            self._failing = True
+            self._selector.unregister(self._socket)
+            self._resumes_at = anyio.current_time() + _PAUSE
+            return None
+        self._failing = False
+        close_in_fork(connection).setblocking(False)
+        return connection
+
+
 class Listener:
     """
     A listening socket to which workers connect.
@@ -254,7 +318,6 @@ class Listener:
             self._socket = failed.enter_context(
                 close_in_fork(socket.socket(socket.AF_UNIX))
             )
-            self._socket.setblocking(False)
             self.folder: Path = _private_folder()
             failed.callback(discard_scratch, self.folder)
             self.endpoint: str = os.fspath(self.folder / _NAME)
@@ -266,7 +329,7 @@ class Listener:
                 os.chown(self.folder, user, -1)
             self._socket.listen(128)
             self._selector = selectors.DefaultSelector()
-            self._selector.register(self._socket, selectors.EVENT_READ)
+            self._acceptor = _Acceptor(self._socket, self._selector)
             failed.pop_all()
 
     def __repr__(self) -> str:
@@ -276,6 +339,11 @@ class Listener:
     def idle(self) -> bool:
         """Whether no wire needs it any more: it is closed then."""
         return not self._wires
+
+    @property
+    def pause(self) -> float:
+        """Seconds until accepting is tried again; infinite if it is not paused."""
+        return self._acceptor.pause
 
     def expect(self) -> SocketWire:
         """Return the wire for a worker that is going to connect."""
@@ -292,6 +360,7 @@ class Listener:
         """Accept and read connections that are ready."""
         if self.idle:
             return
+        self._acceptor.resume()
         for key, _ in self._selector.select(0):
             assert isinstance(key.fileobj, socket.socket), "only sockets are registered"
             if key.fileobj is self._socket:
@@ -315,15 +384,7 @@ class Listener:
         discard_scratch(self.folder)
 
     def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._socket.accept()
-            except BlockingIOError:
-                return
-            except OSError as error:  # too many open files, or it has disconnected
-                _LOG.warning("can't accept a worker's connection: %s", error)
-                return
-            close_in_fork(connection).setblocking(False)
+        while (connection := self._acceptor.accept()) is not None:
             if len(self._unidentified) == _UNIDENTIFIED:
                 self._refuse(
                     next(iter(self._unidentified)), "it was silent for too long"
@@ -331,6 +392,9 @@ class Listener:
             self._unidentified[connection] = b""
             self._selector.register(connection, selectors.EVENT_READ)
             self._hear(connection)
+        if self.pause < math.inf:
+            for wire in self._expected.values():
+                wire.wait_anew()
 
     def _hear(self, connection: socket.socket) -> None:
         """Read the identity of a client; admit it or refuse it."""
@@ -391,9 +455,8 @@ class LocatorServer:
         self._whole = True  # what was read last ended with a whole line
         self._selector = selectors.DefaultSelector()
         self._socket = close_in_fork(socket.create_server((_HOST, 0)))
-        self._socket.setblocking(False)
         self._port: int = self._socket.getsockname()[1]
-        self._selector.register(self._socket, selectors.EVENT_READ)
+        self._acceptor = _Acceptor(self._socket, self._selector)
 
     @property
     def endpoint(self) -> str:
@@ -423,7 +486,10 @@ class LocatorServer:
 
     async def readable(self) -> None:
         if self._pipe is not None and not self._lines:
-            with suppress(anyio.ClosedResourceError):
+            with (
+                suppress(anyio.ClosedResourceError),
+                anyio.move_on_after(self._acceptor.pause),
+            ):
                 await anyio.wait_readable(self._selector.fileno())
 
     def stop_waiting(self) -> None:
@@ -441,6 +507,7 @@ class LocatorServer:
             pipe.close()
 
     def _serve(self) -> None:
+        self._acceptor.resume()
         for key, _ in self._selector.select(0):
             if key.fileobj is self._socket:
                 self._accept()
@@ -448,15 +515,14 @@ class LocatorServer:
                 self._hear(key.fileobj)
 
     def _accept(self) -> None:
-        with suppress(OSError):
-            client, _ = self._socket.accept()
-            close_in_fork(client).setblocking(False)
-            services = self._services(_HOST, self._port)
-            if services is None or len(self._clients) == _CLIENTS:
-                client.close()
-                return
-            self._clients[client] = services
-            self._selector.register(client, selectors.EVENT_READ)
+        if (client := self._acceptor.accept()) is None:
+            return
+        services = self._services(_HOST, self._port)
+        if services is None or len(self._clients) == _CLIENTS:
+            client.close()
+            return
+        self._clients[client] = services
+        self._selector.register(client, selectors.EVENT_READ)
 
     def _hear(self, client: socket.socket) -> None:
         services = self._clients[client]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import stat
@@ -502,6 +503,68 @@ async def test_end_of_stderr_is_the_end() -> None:
         os.dup2(null, stderr)
         os.close(null)
         assert await line_of(desk) == b""
+
+
+# --- no descriptor left ------------------------------------------------------------
+
+
+class Outage:
+    """Has accepting fail, as when too many files are open."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, failures: int) -> None:
+        self.times: list[float] = []
+        self._failures = failures
+        self._accept = socket.socket.accept
+        monkeypatch.setattr(socket.socket, "accept", lambda one: self.accept(one))
+
+    def accept(self, listening: socket.socket) -> object:
+        """Fail, as often as is to be, or accept."""
+        self.times.append(anyio.current_time())
+        if len(self.times) > self._failures:
+            return self._accept(listening)
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    @property
+    def waited(self) -> bool:
+        """Whether there was a pause after each failure."""
+        tries = self.times[: self._failures + 1]
+        return all(after - before >= 0.1 for before, after in pairwise(tries))
+
+
+async def test_accepting_pauses_while_no_descriptor_is_left(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One line is logged per outage, and each worker connects after it (issue 22)."""
+    outage = Outage(monkeypatch, failures=3)
+    with listening() as (listener, first):
+        second = listener.expect()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(read_all, first)
+            tasks.start_soon(read_all, second)
+            await anyio.wait_all_tasks_blocked()
+            clients = [connected(listener, hello(w.token)) for w in (first, second)]
+            for client in clients:
+                client.shutdown(socket.SHUT_WR)
+        for client in clients:
+            client.close()
+        second.close()
+    assert outage.waited
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "can't accept a worker's connection: [Errno 24] Too many open files; trying"
+        " again every 0.1 s"
+    )
+
+
+async def test_locator_pauses_while_no_descriptor_is_left(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It takes the line of a worker afterwards (issue 22)."""
+    outage = Outage(monkeypatch, failures=2)
+    with open_desk() as (desk, _), visit(desk, EMIT):
+        assert await line_of(desk) == b"ERROR app: too hot\n"
+    assert outage.waited
+    assert len(caplog.records) == 1
 
 
 # --- forks of the host ---------------------------------------------------------------
