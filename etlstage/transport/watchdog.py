@@ -207,12 +207,13 @@ class Watchdog:
         # If this fails, the parent-death signal remains.
         with suppress(OSError):
             ours, theirs = socket.socketpair()
+            # A group that follows a start would be taken for what was started.
             known = [b"+%d\n" % group for group in self._groups]
-            known += self._others
+            known += [*self._others, b"?\n" * self._starting]
             try:
                 with theirs:
                     # Sent before it is started: we may be killed before it reads.
-                    ours.send(b"".join([b"?\n" * self._starting, *known]), _NO_SIGNAL)
+                    ours.send(b"".join(known), _NO_SIGNAL)
                     self.pid = _spawn(theirs, self.mark)
             except OSError:
                 ours.close()

@@ -348,6 +348,26 @@ def test_replacement_knows_all_before_it_is_there(
     assert said == [b"+%d\n>%s\n" % (group, b"/gone".hex().encode())]
 
 
+def test_replacement_knows_of_a_start_beside_groups(
+    kennel: Kennel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No group is taken for the worker that is about to start (issue 22)."""
+    group = kennel.registered(kennel.start())
+    kennel.watchdog.expect()
+    guard = Guard(b"")
+
+    def start(line: socket.socket, _mark: str) -> int:
+        guard.learn(line.recv(4096, socket.MSG_DONTWAIT))
+        raise OSError
+
+    monkeypatch.setattr(module, "_spawn", start)
+    assert kennel.watchdog.pid is not None
+    os.kill(kennel.watchdog.pid, signal.SIGKILL)
+    assert ends(kennel.watchdog.pid)
+    kennel.watchdog.start()
+    assert (guard.groups, guard.starting) == ({group}, 1)
+
+
 def test_watchdog_that_does_not_listen_is_replaced(kennel: Kennel) -> None:
     """We don't wait for one that was stopped, and its replacement kills nothing."""
     group = kennel.registered(kennel.start())
