@@ -152,6 +152,7 @@ class WorkerProcess:
         self._reason = ""  # why it is of no more use, as a part of a sentence
         self._breach: EtlstageError | None = None  # how it broke the protocol
         self._closed = ""  # the pipe that it closed first
+        self._input_closed = False  # we have closed its stdin
         self._unread = 0  # bytes that it left in its stdin, when it ended by itself
         self._ignored = False  # it had read nothing of what it did not answer
         self._all_read = False
@@ -218,6 +219,8 @@ class WorkerProcess:
 
     def pipe_closed(self, pipe: str) -> None:
         """Record that the worker closed a pipe; it is stopped if it does not exit."""
+        if pipe == "stdin" and self._input_closed:
+            return  # by us, before all was written
         if not self._ending or pipe == "stdin":
             self._closed = self._closed or pipe
         # It exits now, or is stopped; replies may still come.
@@ -354,7 +357,7 @@ class WorkerProcess:
         if self._patient and not self.exited:
             # What it has not read can't be found out once the pipe is closed.
             self._note_unread()
-            self._wire.close_write()
+            self._close_input()
             if not self._streams:
                 self._log_step("the end of its input")
             # A worker that has not connected by now could not be sent a farewell.
@@ -368,9 +371,13 @@ class WorkerProcess:
             self._child.signal(signal)
             # After the signal, so that it is not left to chance which of the two the
             # process dies of.
-            self._wire.close_write()
+            self._close_input()
             with anyio.move_on_after(self._timeout):
                 await self._gone.wait()
+
+    def _close_input(self) -> None:
+        self._input_closed = True
+        self._wire.close_write()
 
     def _log_step(self, sent: str) -> None:
         # The host's log may be unwritable; the worker is stopped all the same.
@@ -403,7 +410,7 @@ class WorkerProcess:
         if not self._streams:
             self._ending, self.usable = True, False
         # Processes that share its stdin would otherwise wait for more.
-        self._wire.close_write()
+        self._close_input()
         self._gone.set()
         self._by_us = self.errors.signalled or not self._patient
         if self._by_us:

@@ -12,6 +12,7 @@ from etlstage import errors as faults
 from etlstage.messages import Result
 from etlstage.stage import Timeouts
 from etlstage.supervisor import AsyncSupervisor, WorkerExited, WorkerStarted
+from etlstage.testing import ScriptedWorker
 from etlstage.transport.process import PipeWire
 from tests.patience import HANG
 from tests.supervisor.acts import acting, in_memory
@@ -68,6 +69,29 @@ async def test_full_pipe_is_no_reason_to_fail() -> None:
             await supervisor.aclose()
 
     assert "was stopped while it held 1 message" in errors(results)[0]
+
+
+@in_memory
+async def test_worker_that_never_reads_has_not_closed_its_stdin() -> None:
+    """We have, with messages unwritten (issue 22)."""
+    run = stage("sleeps", timeout=QUICK)
+    async with (
+        acting(run, never_reads) as supervisor,
+        anyio.create_task_group() as tasks,
+    ):
+        events = supervisor.events()
+        tasks.start_soon(supervisor.submit, [b"x" * 1_000_000])
+        await anyio.wait_all_tasks_blocked()
+        await supervisor.aclose()
+    with events:
+        (exited,) = [e async for e in events if isinstance(e, WorkerExited)]
+    assert exited.stopped
+    assert exited.fate == "was killed by SIGTERM"
+
+
+async def never_reads(_: ScriptedWorker) -> None:
+    """Wait for a signal."""
+    await anyio.sleep_forever()
 
 
 async def test_grandchildren_go_with_the_worker() -> None:
