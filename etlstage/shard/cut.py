@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 from zlib import crc32
 
 from etlstage.messages import AnnotatedRun
-from etlstage.supervisor.exchange.keyed import point
+from etlstage.supervisor.exchange.keyed import point, value_at
 
 __all__ = (
     "LONGEST_KEY",
@@ -216,11 +216,9 @@ def _parsed(message: bytes) -> object:
 def _at(value: Any, tokens: Sequence[str]) -> Any:  # noqa: ANN401 - JSON
     """Return the value at a JSON pointer; None: there is none."""
     try:
-        for token in tokens:
-            value = value[int(token) if isinstance(value, list) else token]
-    except (ValueError, LookupError, TypeError):
+        return value_at(value, tokens)
+    except (ValueError, LookupError):
         return None
-    return value
 
 
 def _key_of(value: object) -> str:

@@ -25,6 +25,12 @@ def test_columns_of_a_message() -> None:
     assert cut().record(message, 7) == ShardRecord(found.shard, "ann", 7)
 
 
+def test_index_of_a_list_is_that_of_a_pointer() -> None:
+    """It has no sign: there is no key (issue 22)."""
+    wrong = Cut(2, "/-1").record(b'["ann"]').wrong
+    assert wrong == "there is no partition key at /-1"
+
+
 @pytest.mark.parametrize(
     ("value", "number"),
     [

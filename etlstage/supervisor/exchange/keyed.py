@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 from etlstage.errors import LocalProtocolError
 from etlstage.messages import AnnotatedRun, Position, Run
@@ -21,9 +22,10 @@ from etlstage.stage.stage import Stage
 from etlstage.supervisor.exchange.exchange import Outcome
 from etlstage.supervisor.exchange.submission import Collected, Submission
 
-__all__ = ("Lanes", "key_text", "keys_of", "point")
+__all__ = ("Lanes", "key_text", "keys_of", "point", "value_at")
 
 _NO_KEY: Final = -1
+_INDEX: Final = re.compile(r"0|[1-9][0-9]*")
 
 
 class Lanes:
@@ -165,12 +167,29 @@ def _key(message: bytes, tokens: tuple[str, ...]) -> int:
 def key_text(message: bytes, tokens: tuple[str, ...]) -> str | None:
     """Return what a pointer points at in a JSON message, as JSON; None: nothing."""
     try:
-        value = json.loads(message)
-        for token in tokens:
-            value = value[int(token) if isinstance(value, list) else token]
+        value = value_at(json.loads(message), tokens)
         return json.dumps(value, sort_keys=True)
-    except (ValueError, LookupError, TypeError, RecursionError):
+    except (ValueError, LookupError, RecursionError):
         return None
+
+
+def value_at(value: Any, tokens: Sequence[str]) -> Any:  # noqa: ANN401 - JSON
+    """
+    Return the value at a JSON pointer (RFC 6901, section 4).
+
+    Raises:
+        LookupError: If there is none.
+        ValueError: If there is none, as an index has thousands of digits.
+
+    """
+    for token in tokens:
+        if isinstance(value, dict):
+            value = value[token]
+        elif isinstance(value, list) and _INDEX.fullmatch(token):
+            value = value[int(token)]
+        else:
+            raise LookupError(token)
+    return value
 
 
 def _parts(outcome: Outcome, places: deque[int]) -> Iterator[Outcome]:

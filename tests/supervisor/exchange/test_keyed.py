@@ -17,7 +17,7 @@ from etlstage.messages import AnnotatedRun, Position, Result
 from etlstage.stage import Order, RestartPolicy, Stage
 from etlstage.supervisor.exchange.backlog import Backlog
 from etlstage.supervisor.exchange.exchange import Outcome
-from etlstage.supervisor.exchange.keyed import Lanes, keys_of, point
+from etlstage.supervisor.exchange.keyed import Lanes, key_text, keys_of, point
 from etlstage.supervisor.exchange.submission import Collected
 from tests.patience import HANG
 from tests.supervisor.acts import acting, in_memory
@@ -67,6 +67,29 @@ def test_key_is_what_the_pointer_points_at(
     one, other = keys_of(keyed(pointer), [left, right])
 
     assert (one == other) is same
+
+
+@pytest.mark.parametrize(
+    ("token", "found"),
+    [
+        ("0", "1"),
+        ("10", "11"),
+        ("11", None),
+        ("-1", None),
+        ("01", None),
+        ("0_1", None),
+        (" 1", None),
+        ("+1", None),
+        ("\u0661", None),
+        ("-", None),
+        ("", None),
+        ("1" * 5000, None),
+    ],
+)
+def test_index_of_a_list(token: str, found: str | None) -> None:
+    """It has no sign, no leading zero, and nothing but digits (issue 22)."""
+    message = json.dumps(list(range(1, 12))).encode()
+    assert key_text(message, (token,)) == found
 
 
 def test_keys_can_be_beside_the_messages() -> None:
