@@ -444,6 +444,8 @@ class Dispatcher:
         ended, again = refused(exchange, outcome, retries=retries)
         for part in ended:
             exchange.submission.deliver(self._checked(exchange, part, slow))
+        if exchange.submission.abandoned:
+            return []
         self.giving.retried.extendleft(reversed(again))
         return again
 

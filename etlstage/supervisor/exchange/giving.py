@@ -118,9 +118,11 @@ class Giving:
             return self._begun(backlog.take_suspect(self._number))
         if self.alone:
             return None
-        if self.retried:
-            self.alone = self._asks
-            return self._begun(self.retried.popleft())
+        while self.retried:
+            exchange = self.retried.popleft()
+            if not exchange.submission.abandoned:
+                self.alone = self._asks
+                return self._begun(exchange)
         return None if self.retiring else self._take(count, now)
 
     def more(self, batch: Exchange, now: float) -> Exchange | None:

@@ -450,6 +450,36 @@ def test_refusals_are_answers_to_the_window() -> None:
     assert line.most_owed > 10
 
 
+@pytest.mark.parametrize("mode", [Mode.SINGLE, Mode.BATCH_SUPERVISOR])
+def test_refused_message_of_a_caller_that_is_gone(mode: Mode) -> None:
+    """Nothing of it is tried again, as no one awaits the outcome (issue 22)."""
+    policies = {"on_error": ErrorPolicy(retries_refused=3), "window": 9}
+    line = Line(stage(mode, batch=BatchPolicy(size=2), **policies))
+    caller = line.submission()
+    caller.feed([b"no", b"no"], 0.0)
+    caller.close()
+    line.give(0.0)
+    line.backlog.drop(caller)
+    many = 2 if mode is Mode.SINGLE else 1
+    no = refusing((n, refusal()) for n in range(many))
+    assert line.answer(*[()] * many, refused=no) == 2
+    assert not line.dispatcher.giving.retried
+    assert not line.give(0.0)
+
+
+def test_caller_that_goes_before_its_refused_message_is_tried_again() -> None:
+    """The message of the next caller is given instead (issue 22)."""
+    line = Line(stage(on_error=ErrorPolicy(retries_refused=3), window=1))
+    gone, caller = line.submission(), line.submission()
+    gone.feed([b"no"], 0.0)
+    line.give(0.0)
+    line.answer((), refused=refusing([(0, refusal())]))
+    line.backlog.drop(gone)
+    assert line.dispatcher.next(0.0, 0, 1) is None
+    caller.feed([b"b"], 0.0)
+    assert line.dispatcher.next(0.0, 0, 1) == Opened(2, [b"b"])
+
+
 def test_what_is_to_be_tried_again_survives_the_worker() -> None:
     """Another worker gets it, with its history, however long it is."""
     run = stage(on_error=ErrorPolicy(retries_refused=1), window=1)
