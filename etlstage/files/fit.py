@@ -3,9 +3,10 @@ Make Arrow rows of the messages that fit a schema, by the rules of Spark's ends.
 
 Arrow parses all messages of an epoch at once where that can't hide a flaw: if every
 message begins and ends with a brace and none has a line break, each row is one object.
-Rows with a suspicious null or infinity are then checked one by one; if Arrow rejects
-anything, all messages are. :meth:`Fitting._judged` makes this check, and alone decides
-which messages fit; the fast path only must not be more lenient.
+Messages with a suspicious null or infinity, or with what only Arrow may take for JSON,
+are then checked one by one; if Arrow rejects anything, all messages are.
+:meth:`Fitting._judged` makes this check, and alone decides which messages fit; the fast
+path only must not be more lenient.
 """
 
 from __future__ import annotations
@@ -62,6 +63,13 @@ _WIDE: Final = Context(prec=_DIGITS + 1)  # one more, for rounding up
 _LARGEST: Final = float.fromhex("0x1.fffffep+127")  # of float32
 _BLOCK: Final = 1 << 20
 _MOST: Final = (1 << 31) - 1  # most bytes that Arrow reads as one block
+_WORDS: Final = (b"NaN", b"Infinity")  # numbers for Arrow, but not in JSON
+# Python parses no deeper than its stack is, and no integers longer than its limit, which
+# can't be lower than 640 digits.
+_DEEP: Final = 500
+_STEP: Final = 64  # a longer integer has a digit at ten of these places in a row
+_STEPS_OF_DIGITS: Final = re.compile(rb"[0-9]{10}")
+_LONG: Final = re.compile(rb"(?<![0-9])[0-9]{641}")
 
 Read = Callable[[Any], Any]
 
@@ -178,10 +186,15 @@ class Fitting:
             unfit = [(n, m, self._why(m, {})) for n, m in _at(column, places)]
             kept = _without(values, places.to_pylist()) if unfit else values
             return Rows(pa.table([kept], self.schema), unfit)
-        table = self._read_at_once(column) if len(column) else None
+        data = content(column)
+        table = self._read_at_once(column, data) if data else None
         if table is None:
             return self._read_each(column)
         suspects = _places(self._suspicious(table))
+        # An unexpected field has been rejected if the schema has all fields.
+        if not self._closed and (others := _unlike_json(column, data)):
+            both = sorted({*suspects.to_pylist(), *others})
+            suspects = array_of(both, pa.int64())
         if not len(suspects):
             return Rows(table, [])
         found = self._read_each(column.take(suspects))
@@ -192,25 +205,21 @@ class Fitting:
 
     # --- at once --------------------------------------------------------------------
 
-    def _read_at_once(self, column: pa.BinaryArray) -> pa.Table | None:
+    def _read_at_once(self, column: pa.BinaryArray, data: bytes) -> pa.Table | None:
         """Return the rows of all messages, or None if they need a closer look."""
         if self._quick is None:
             return None
         braces = pc.and_(pc.starts_with(column, b"{"), pc.ends_with(column, b"}"))
         longest = pc.max(pc.binary_length(column)).as_py()
-        data = content(pc.binary_join_element_wise(column, one_of(b"\n"), one_of(b"")))
-        if (
-            not pc.all(braces).as_py()
-            or data.count(b"\n") != len(column)
-            or 2 * longest > _MOST
-        ):
+        if not pc.all(braces).as_py() or b"\n" in data or 2 * longest > _MOST:
             return None
         from pyarrow import json as reading
 
         try:
             data.decode()  # Arrow does not validate UTF-8
+            lines = pc.binary_join_element_wise(column, one_of(b"\n"), one_of(b""))
             table = reading.read_json(
-                pa.py_buffer(data),
+                pa.py_buffer(content(lines)),
                 reading.ReadOptions(block_size=max(_BLOCK, 2 * longest)),
                 reading.ParseOptions(
                     explicit_schema=self._quick,
@@ -333,6 +342,33 @@ class Fitting:
         demanded = self._demanded if self._ddl is not None else ()
         why = reason(message, made, wanted, demanded=demanded, closed=self._closed)
         return self._split(message, made) or why
+
+
+def _unlike_json(column: pa.BinaryArray, data: bytes) -> set[int]:
+    """Return the places of messages that Arrow may take, and :func:`loaded` does not."""
+    found = set[int]()
+    for word in _WORDS:
+        if word in data:
+            found.update(_places(pc.match_substring(column, word)).to_pylist())
+    large = pc.greater_equal(pc.binary_length(column), one_of(_DEEP))
+    for n in _places(large).to_pylist():
+        message = column[n].as_py()
+        if _is_deep(message) or _is_long(message):
+            found.add(n)
+    return found
+
+
+def _is_deep(message: bytes) -> bool:
+    """Return whether a message may be nested deeper than Python parses."""
+    # Unlike count(), replace() skips to the next bracket without a look at each byte.
+    rest = message.replace(b"[", b"").replace(b"{", b"")
+    return len(message) - len(rest) >= _DEEP
+
+
+def _is_long(message: bytes) -> bool:
+    """Return whether a message may have an integer with more digits than Python reads."""
+    steps = message[::_STEP]
+    return bool(_STEPS_OF_DIGITS.search(steps) and _LONG.search(message))
 
 
 def _places(mask: pa.Array | pa.ChunkedArray) -> pa.Array:

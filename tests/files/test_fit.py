@@ -88,6 +88,33 @@ def test_field_without_a_column_is_any_number() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("value", "fits"),
+    [
+        ("NaN", False),
+        ("-Infinity", False),
+        ("[Infinity]", False),
+        ('"NaN is no number, and Infinity neither"', True),
+        ("9" * 4300, True),
+        ("9" * 4301, False),
+        (f"0.{'9' * 5000}", True),
+        ("[" * 200_000 + "]" * 200_000, False),
+        ('{"a":' * 2000 + "1" + "}" * 2000, False),
+        (f"[{', '.join(['{}'] * 2000)}]", True),
+    ],
+    ids=lambda value: str(value)[:9],
+)
+def test_field_without_a_column_is_json(value: str, *, fits: bool) -> None:
+    """Whether it is depends on no other message of the epoch (issue 23)."""
+    fitting = Fitting("id int")
+    message = f'{{"id":1,"x":{value}}}'.encode()
+    for beside in ([], [b'{"id":2}'], [b'{"id":"x"}']):
+        found = rows_of(fitting, message, *beside)
+        assert (0 not in [place for place, _, _ in found.unfit]) == fits
+        one_by_one = fitting._read_each(pa.array([message, *beside], pa.binary()))
+        assert found == one_by_one
+
+
 def test_key_of_a_map_that_is_no_text() -> None:
     """A half of a surrogate pair is none, as in a value (issue 23)."""
     message = b'{"m":{"\\ud800":1}}'
