@@ -55,6 +55,9 @@ class JsonFormat(LineFormat):
 
     def _table(self, data: bytes, lines: FileLines) -> pa.Table:
         rows = list(_objects(data, lines, literal=self._literal))
+        if not self._readers:
+            # A table that is made of no columns has no rows.
+            return pa.Table.from_struct_array(array_of([{}] * len(rows), pa.struct([])))
         columns = [
             array_of(list(self._values(name, read, expected, rows)), kind)
             for name, kind, read, expected in self._readers

@@ -76,6 +76,8 @@ class ParquetFormat(Format):
     def _fitted(
         self, table: pa.Table, old: Mapping[str, bool], file: InputFile
     ) -> pa.Table:
+        if not self._schema:
+            return table.select([])  # a table that is made of no columns has no rows
         columns = []
         for field in self._schema:
             name = self._name_in(table.column_names, field.name, file)

@@ -79,6 +79,21 @@ async def test_files_come_by_name_and_hidden_ones_do_not(tmp_path: Path) -> None
     assert await messages_of(FileSource(pattern, "text")) == wanted[2:]
 
 
+@pytest.mark.parametrize("kind", ["json", "parquet"])
+async def test_row_without_a_column(tmp_path: Path, kind: str) -> None:
+    """It is a message, with or without a partition (issue 23)."""
+    for folder in (tmp_path, tmp_path / "out" / "n=1"):
+        folder.mkdir(parents=True, exist_ok=True)
+        if kind == "json":
+            (folder / "a").write_text('{}\n{"a":{}}\n')
+        else:
+            pq.write_table(pa.table({}), folder / "a")
+            pq.write_table(pa.table({"v": [1, 2]}), folder / "b")
+    assert await messages_of(FileSource(str(tmp_path), kind)) == [b"{}", b"{}"]
+    path = str(tmp_path / "out")
+    assert await messages_of(FileSource(path, kind)) == [b'{"n":1}', b'{"n":1}']
+
+
 @pytest.mark.parametrize("kind", ["text", "csv", "json", "parquet"])
 async def test_reading_goes_on_behind_any_position(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
