@@ -120,6 +120,7 @@ def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
             "only one of the two has a zone: declare timestamp_ntz for times without a"
             " zone, timestamp for others"
         )
+    _check_times(column.type, kind)
     made = column.cast(kind)
     # A text may be written in several ways; other values must be the same again.
     if column.type == kind or is_text(column.type) or is_text(kind):
@@ -129,6 +130,38 @@ def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
     if not again.equals(column) and repr(again.to_pylist()) != repr(column.to_pylist()):
         raise ValueError("a value would be changed")
     return made
+
+
+def _check_times(old: pa.DataType, new: pa.DataType) -> None:
+    """Raise ValueError if numbers would become times, or times others, at any depth."""
+    if _time_of(old) != _time_of(new) and not (
+        is_text(old) or is_text(new) or pt.is_null(old)
+    ):
+        raise ValueError(
+            "numbers and times are not converted into each other: declare the type of"
+            " the file, and have a worker convert the values"
+        )
+    inner = _inner(new)
+    for name, kind in _inner(old).items():
+        _check_times(kind, inner.get(name, kind))
+
+
+def _time_of(kind: pa.DataType) -> str:
+    """Return which sort of time a type is; empty for others."""
+    if pt.is_date(kind) or pt.is_timestamp(kind):
+        return "instant"
+    if pt.is_time(kind):
+        return "time of day"
+    return "duration" if pt.is_duration(kind) else ""
+
+
+def _inner(kind: pa.DataType) -> Mapping[str, pa.DataType]:
+    """Return the types within a type, by the name of a field, if there are fields."""
+    if pt.is_struct(kind):
+        return {field.name: field.type for field in kind}
+    if pt.is_map(kind):
+        return {"key": kind.key_type, "value": kind.item_type}
+    return {"element": kind.value_type} if pt.is_nested(kind) else {}
 
 
 def _olds(found: Any) -> list[bool]:  # noqa: ANN401 - Arrow is not typed

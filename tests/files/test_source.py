@@ -466,6 +466,42 @@ async def test_parquet_whose_values_a_type_does_not_have(
     assert error.endswith(": a value would be changed")
 
 
+@pytest.mark.parametrize(
+    ("values", "wanted"),
+    [
+        (pa.array([1700000000]), "timestamp"),
+        (pa.array([1700000000]), "timestamp_ntz"),
+        (pa.array([19000], pa.int32()), "date"),
+        (pa.array([0], pa.timestamp("us")), "bigint"),
+        (pa.array([0], pa.date32()), "int"),
+        (pa.array([1], pa.time64("us")), "bigint"),
+        (pa.array([1], pa.duration("s")), "bigint"),
+        (pa.array([[1700000000]]), "array<timestamp>"),
+        (pa.array([{"b": [{"c": 0}]}]), "struct<b: array<struct<c: timestamp>>>"),
+        (pa.array([[("k", 1)]], pa.map_("string", "int64")), "map<string,timestamp>"),
+    ],
+    ids=lambda value: str(getattr(value, "type", value)),
+)
+async def test_parquet_numbers_are_no_times(
+    tmp_path: Path, values: pa.Array, wanted: str
+) -> None:
+    """Their unit is not known, and neither is that of a column (issue 23)."""
+    pq.write_table(pa.table({"a": values}), tmp_path / "f")
+    error = await error_of(tmp_path, "parquet", schema=f"a {wanted}")
+    assert error.startswith("extract: in/f: column 'a' is ")
+    assert ": numbers and times are not converted into each other: declare" in error
+
+
+async def test_parquet_instant_within_a_value(tmp_path: Path) -> None:
+    """As Spark writes it, without a zone in Arrow's type (issue 23)."""
+    values = pa.array([[0]], pa.list_(pa.timestamp("us", "UTC")))
+    table = pa.table({"a": values})
+    pq.write_table(table, tmp_path / "f", use_deprecated_int96_timestamps=True)
+    source = FileSource(str(tmp_path), "parquet", schema="a array<timestamp>")
+    (message,) = await messages_of(source)
+    assert datetime.fromisoformat(json.loads(message)["a"][0]).timestamp() == 0
+
+
 async def test_parquet_is_read_as_another_type(tmp_path: Path) -> None:
     """If that has all of the values."""
     columns = {"a": pa.array([0.5, float("nan")]), "b": pa.array([1, None], pa.int8())}
