@@ -140,7 +140,11 @@ class FileSink(RowSink):
         return self._fitting.names
 
     def _why(self, error: Exception) -> str:
-        return os_reason(error) if isinstance(error, OSError) else str(error)
+        if not isinstance(error, OSError):
+            return str(error)
+        # Of the two names of a move, the second is the one that readers know.
+        place, why = error.filename2 or error.filename, os_reason(error)
+        return why if place is None or str(place) == self._where else f"{place}: {why}"
 
     async def _prepare(self) -> None:
         if self._error is not None:
@@ -210,8 +214,14 @@ class FileSink(RowSink):
             for folder, part in self._partitioned(table.slice(at, step)):
                 self._write_file(aside / folder, part)
         if files is None:
-            self._own.seal(number, always=self._replaces, check=_unchecked)
-            self._own.move(number, replaces=self._replaces, check=_unchecked)
+            try:
+                self._own.seal(number, always=self._replaces, check=_unchecked)
+                self._own.move(number, replaces=self._replaces, check=_unchecked)
+            except OSError:
+                # No record would have the next start move the rest.
+                with suppress(OSError):
+                    self._own.sweep(number - 1, check=_unchecked)
+                raise
             if self._replaces and self._letters is not None:
                 self._supersede_now()
             self._goes_on, self._written = True, 0

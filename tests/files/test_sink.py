@@ -375,6 +375,26 @@ async def test_output_that_cant_be_made(tmp_path: Path) -> None:
         await load(tmp_path / "o", mode="append")
 
 
+async def test_epoch_that_cant_be_moved_is_removed(tmp_path: Path) -> None:
+    """As a whole, and none before it; the file in the way is named (issue 23)."""
+    rows: list[bytes] = [b'{"id":%d,"p":%d}' % (n, n) for n in range(8)]
+    for way in range(1, 8):
+        out = tmp_path / f"{way}"
+        out.mkdir()
+        (out / f"p={way}").touch()
+        settings: dict[str, Any] = {"schema": "id int, p int", "partition_by": ["p"]}
+        match = rf"can't write epoch 2 to {out}: {out}/p={way}: file exists"
+        async with FileSink(out, mode="append", **settings) as sink:
+            await sink.write(rows[:1])
+            await sink.flush()
+            before = names_in(out)
+            await sink.write(rows[1:])
+            with pytest.raises(SinkFailed, match=match):
+                await sink.flush()
+            assert names_in(out) == before
+            assert not [*out.glob(".epoch*")]
+
+
 async def test_letters_behind_the_first_epoch_are_current(tmp_path: Path) -> None:
     """The output is replaced by then, though no letter was there to record it beside."""
     letters = DeadLetters(tmp_path / "state", pipeline="p")
