@@ -174,8 +174,7 @@ class FileSink(RowSink):
         # No other run writes here, so hidden folders were left by a killed run.
         for left in path.glob(f".epoch={_LEAST}*"):
             rmtree(left, ignore_errors=True)
-        if self._mode != "append" or self._goes_on:
-            self._mark(self._own, whole=False)
+        self._mark(self._own, whole=False)
 
     async def _load_epoch(self, *, last: bool) -> int:
         del last

@@ -308,6 +308,22 @@ async def test_modes(tmp_path: Path) -> None:
     assert len(names_in(out)) == 2
 
 
+@pytest.mark.parametrize("mode", ["append", "overwrite"])
+async def test_output_of_a_run_that_failed_is_incomplete(
+    tmp_path: Path, mode: str
+) -> None:
+    """The marker of the run before is gone (issue 23)."""
+    out = tmp_path / "o"
+    settings: dict[str, Any] = {"schema": "id int", "mode": mode, "epoch_messages": 1}
+    await load(out, [b'{"id":1}'], **settings)
+    assert (out / "_SUCCESS").exists()
+    with pytest.raises(SinkFailed, match="not fit the schema"):
+        await load(out, [b'{"id":2}', b'{"id":"x"}'], **settings)
+    assert not (out / "_SUCCESS").exists()
+    await load(out, [b'{"id":3}'], **settings)
+    assert (out / "_SUCCESS").exists()
+
+
 async def test_run_that_loaded_nothing_is_in_no_other_runs_way(tmp_path: Path) -> None:
     """One that was stopped before its first epoch."""
     out = tmp_path / "o"
