@@ -371,7 +371,7 @@ def _text(table: pa.Table, file: BinaryIO, options: Mapping[str, str]) -> None:
     del options
     column = table.column(0).combine_chunks()
     if column.type == pa.binary():
-        data = b"".join(line + b"\n" for line in column.to_pylist())
+        data = b"".join((line or b"") + b"\n" for line in column.to_pylist())
     else:
         data = _lines(column)
     # Readers drop one byte order mark at the beginning of a file.

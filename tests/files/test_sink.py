@@ -113,6 +113,18 @@ async def test_null_of_a_single_column_is_a_row(tmp_path: Path) -> None:
     assert found == [b'{"v":null,"k":"x"}', b'{"v":"1","k":"x"}']
 
 
+@pytest.mark.parametrize(("kind", "value"), [("string", '"a"'), ("binary", '"YQ=="')])
+async def test_null_of_text_is_an_empty_line(
+    tmp_path: Path, kind: str, value: str
+) -> None:
+    """Of bytes as of strings (issue 23)."""
+    rows: list[bytes] = [b'{"k":1,"v":%s}' % v for v in (b"null", value.encode())]
+    settings: dict[str, Any] = {"schema": f"k int, v {kind}", "partition_by": ["k"]}
+    await load(tmp_path / "o", rows, format="text", **settings)
+    (file,) = (tmp_path / "o" / "k=1").iterdir()
+    assert file.read_bytes() == b"\na\n"
+
+
 @pytest.mark.parametrize(("sep", "cut"), [("\\t", "\t"), (" ", " ")])
 async def test_row_of_nulls_between_blanks_is_a_row(
     tmp_path: Path, sep: str, cut: str
