@@ -245,7 +245,7 @@ class FileSink(RowSink):
 
     def _write_file(self, folder: Path, table: pa.Table) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        packed = self._options.get("compression", "")
+        packed = self._options.get("compression", "").lower()
         if self._format == "parquet":
             from pyarrow import parquet
 

@@ -101,6 +101,21 @@ async def test_formats(
     assert (gzip.decompress(data) if suffix.endswith("gz") else data) == content
 
 
+@pytest.mark.parametrize("kind", ["csv", "json", "ndjson", "parquet", "text"])
+@pytest.mark.parametrize("packed", ["GZIP", "Zstd", "NONE"])
+async def test_compression_in_any_case(tmp_path: Path, kind: str, packed: str) -> None:
+    """As with Spark (issue 23)."""
+    settings: dict[str, Any] = {
+        "options": {"compression": packed},
+        "schema": "v string",
+    }
+    await load(tmp_path / "o", [b'{"v":"a"}'], format=kind, **settings)
+    source = FileSource(str(tmp_path / "o"), kind, message="v", schema="v string")
+    if kind == "text":
+        source = FileSource(str(tmp_path / "o"), kind)
+    assert [m async for run in source.runs() for m in run] == [b"a"]
+
+
 async def test_null_of_a_single_column_is_a_row(tmp_path: Path) -> None:
     """An empty line of CSV would be none (issue 23)."""
     rows: list[bytes] = [b'{"k":"x","v":null}', b'{"k":"x","v":"1"}']
