@@ -25,6 +25,7 @@ from etlstage.settings.ddl import DeclaredColumn, Type
 
 __all__ = (
     "NOWHERE",
+    "NO_TEXT",
     "InputFile",
     "PartitionsInvalid",
     "digest_of",
@@ -32,10 +33,15 @@ __all__ = (
     "folder_name",
     "is_changed",
     "partition_columns",
+    "text_column",
 )
 
 NOWHERE: Final = "__HIVE_DEFAULT_PARTITION__"
 """Value in a folder's name that stands for null in a partition."""
+NO_TEXT: Final = (
+    "format text needs a single column, string or binary, besides those of partition"
+    " folders: declare one, or omit the schema, which names it value"
+)
 _ODD: Final = re.compile(r"""[\x00-\x1f\x7f"#%'*/:=?\\{\[\]^]""")
 _WHOLE: Final = re.compile(r"-?(0|[1-9][0-9]{0,18})")
 _DAY: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
@@ -172,6 +178,17 @@ def partition_columns(
         inferred = DeclaredColumn(name, None, Type(_inferred(values)))
         found.append(known.get(name.lower(), inferred))
     return found
+
+
+def text_column(
+    files: Sequence[InputFile], declared: Sequence[DeclaredColumn]
+) -> str | None:
+    """Return the name of the column that has the lines of text; None: see NO_TEXT."""
+    by = partition_columns(files, declared)
+    match [column for column in declared if column not in by]:
+        case [DeclaredColumn(name, _, Type("string" | "binary"))]:
+            return name
+    return None
 
 
 def _inferred(values: Sequence[str]) -> str:

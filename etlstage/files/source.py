@@ -336,16 +336,16 @@ def _decoded(table: pa.Table, place: Callable[[int], str] | None) -> pa.Table:
     """Return a table with the lines of a text file as strings, for JSON."""
     if place is None or not pt.is_binary(table.column(0).type):
         return table
-    texts = list[str]()
+    texts, name = list[str](), table.column_names[0]
     for row, line in enumerate(table.column(0).to_pylist()):
         try:
             texts.append(line.decode())
         except UnicodeDecodeError as error:
             raise Unreadable(
                 f"{place(row)}: the line is not UTF-8 at offset {error.start}: convert the"
-                " file, or set message to value, which passes lines as they are"
+                f" file, or set message to {name}, which passes lines as they are"
             ) from None
-    return table.set_column(0, "value", array_of(texts, pa.string()))
+    return table.set_column(0, name, array_of(texts, pa.string()))
 
 
 def _with_partition(

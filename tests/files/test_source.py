@@ -768,6 +768,37 @@ async def test_null_in_what_is_not_null(
     )
 
 
+@pytest.mark.parametrize("schema", ["line string", "line string not null", "b binary"])
+async def test_line_of_text_has_the_declared_name(tmp_path: Path, schema: str) -> None:
+    """As with Spark (issue 23)."""
+    name = schema.split()[0]
+    (tmp_path / "f").write_text("a\nb\n")
+    for message in (None, name):
+        source = FileSource(str(tmp_path), "text", schema=schema, message=message)
+        assert await messages_of(source) == [b"a", b"b"]
+    error = await error_of(tmp_path, "text", schema=schema, message="value")
+    assert error.startswith("extract: message: there is no column 'value'")
+
+
+async def test_line_of_a_partition_has_the_declared_name(tmp_path: Path) -> None:
+    """It is the column that no folder has, wherever the schema has it (issue 23)."""
+    partitioned(tmp_path, "n=1", "n=2", text="a\n")
+    source = FileSource(str(tmp_path), "text", schema="N string, line string not null")
+    wanted = [b'{"line":"a","N":"1"}', b'{"line":"a","N":"2"}']
+    assert await messages_of(source) == wanted
+
+
+@pytest.mark.parametrize("schema", ["a int", "a string, b string", "n string"])
+async def test_text_has_one_column(tmp_path: Path, schema: str) -> None:
+    """Besides those of folders (issue 23)."""
+    partitioned(tmp_path, "n=1", text="1\n")
+    assert await error_of(tmp_path, "text", schema=schema) == (
+        "extract: schema: format text needs a single column, string or binary, besides"
+        " those of partition folders: declare one, or omit the schema, which names it"
+        " value"
+    )
+
+
 def partitioned(path: Path, *folders: str, text: str = '{"id":1}\n') -> None:
     """Write a file into each folder."""
     for folder in folders:

@@ -18,6 +18,7 @@ from etlstage.settings.units import Location, local_path
 if TYPE_CHECKING:
     from etlstage.config.model import ExtractKeys, LoadKeys, PipelineKeys
     from etlstage.config.presence import Look
+    from etlstage.files.find import InputFile
     from etlstage.pipeline.interfaces import Sink, Source
 
 __all__ = ("FILES", "FileSinkKeys", "FileSourceKeys")
@@ -73,14 +74,24 @@ class FileSourceKeys(RowSourceKeys):
     @classmethod
     def rules(cls, given: Mapping[str, Any]) -> Iterable[Problem]:
         """Return the contradictions among the given values."""
-        return _rules(_read(given))
+        from etlstage.files.find import NO_TEXT
+
+        given = _read(given)
+        yield from _rules(given)
+        kinds = {kind.name for kind in _columns(given).values()}
+        if given.get("format") == "text" and kinds.isdisjoint(("string", "binary")):
+            yield broken(("schema",), NO_TEXT, at_key=False)
 
     def missing(self, loc: Loc, look: Look) -> Iterator[Problem]:
         """Yield a problem if there is no input, or it has what can't be read."""
         yield from without_arrow(loc)
         absent = [*absent_input(self.path, look.path(self.path), loc, look)]
         yield from absent
-        if absent or (error := self._found(look)[1]) is None:
+        if absent:
+            return
+        files, error = self._found(look)
+        if error is None:
+            yield from self._no_text(loc, files)
             return
         why = os_reason(error)
         text = f"can't read {error.filename}: {why}"
@@ -90,19 +101,29 @@ class FileSourceKeys(RowSourceKeys):
     def reads(self, look: Look) -> Iterator[Path]:
         """Yield the files of the input that are on this machine."""
         files, error = self._found(look)
-        yield from files if error is None else [Path(error.filename)]
+        paths = [file.path for file in files]
+        yield from paths if error is None else [Path(error.filename)]
 
-    def _found(self, look: Look) -> tuple[list[Path], OSError | None]:
+    def _found(self, look: Look) -> tuple[list[InputFile], OSError | None]:
         """Return the files of the input, or the error that keeps them from being read."""
         from etlstage.files.find import PartitionsInvalid, find
 
         place = look.path(self.path)
         try:
-            return [file.path for file in find(str(place))] if place else [], None
+            return find(str(place)) if place else [], None
         except PartitionsInvalid:
             return [], None  # reported when they are read
         except OSError as error:
             return [], error
+
+    def _no_text(self, loc: Loc, files: Sequence[InputFile]) -> Iterator[Problem]:
+        """Yield the problem of a schema that has not just one column for the lines."""
+        from etlstage.files.find import NO_TEXT, text_column
+
+        if self.format != "text" or self.schema_ is None or not files:
+            return
+        if text_column(files, columns_of(self.schema_)) is None:
+            yield Problem((*loc, "schema"), NO_TEXT)
 
     @classmethod
     def instead(cls, written: Mapping[str, Any]) -> Mapping[str, Any]:

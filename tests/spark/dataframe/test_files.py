@@ -96,6 +96,17 @@ async def test_csv_with_a_schema(spark: SparkSession, tmp_path: Path) -> None:
 
 
 @pytest.mark.any_client
+async def test_text_with_a_schema(spark: SparkSession, tmp_path: Path) -> None:
+    """Its only column, but for those of folders, has the declared name (issue 23)."""
+    (tmp_path / "n=1").mkdir()
+    (tmp_path / "n=1/a.txt").write_text("a\nb\n")
+    for folder, ddl in (("n=1", "line string not null"), ("", "n string, line string")):
+        path = tmp_path / folder
+        found = await messages_in(path, "text", schema=ddl)
+        assert found == of_spark(spark, path, "text", schema=ddl)
+
+
+@pytest.mark.any_client
 async def test_json(spark: SparkSession, tmp_path: Path) -> None:
     """Types are inferred as Spark infers them."""
     with gzip.open(tmp_path / "a.json.gz", "wb") as file:
