@@ -277,7 +277,8 @@ def _rules(given: Mapping[str, Any], *more: str) -> Iterator[Problem]:
             yield broken(("options", name), text, at_key=False)
         elif key in ("sep", "delimiter") and not _separates(value):
             text = (
-                "expected ASCII characters other than line breaks: Spark's end has more"
+                "expected ASCII characters other than line breaks, quotes and NUL:"
+                " Spark's end has more"
             )
             yield broken(("options", name), text, at_key=False)
         elif key in _VALUES and value.lower() not in _VALUES[key]:
@@ -290,7 +291,7 @@ def _rules(given: Mapping[str, Any], *more: str) -> Iterator[Problem]:
 
 
 def _separates(sep: str) -> bool:
-    return sep.isascii() and not {"\n", "\r"} & set(sep)
+    return sep.isascii() and not set('\n\r"\0') & set(sep)
 
 
 def _columns(given: Mapping[str, Any]) -> dict[str, Type]:
