@@ -34,7 +34,7 @@ from etlstage.pipeline.invalid import (
 )
 from etlstage.settings.ddl import DeclaredColumn, Type, columns_of
 
-__all__ = ("Fitting", "Read", "Rows", "arrow_type", "is_kept", "reader_of")
+__all__ = ("Fitting", "Read", "Rows", "arrow_type", "has_bits", "is_kept", "reader_of")
 
 _SIMPLE: Final = {
     "tinyint": pa.int8(),
@@ -499,12 +499,15 @@ def _of(kind: type, value: Any) -> Any:  # noqa: ANN401 - any JSON
 _WHOLE: Final = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
 
 
+def has_bits(value: int, bits: int) -> bool:
+    """Return whether a signed integer of that many bits can have a value."""
+    return value.bit_length() < bits + (value == -(1 << bits - 1))
+
+
 def _whole(value: object, bits: int) -> int:
-    if (
-        not isinstance(value, int)
-        or isinstance(value, bool)
-        or value.bit_length() >= bits + (value == -(1 << bits - 1))
-    ):
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise _Unmade
+    if not has_bits(value, bits):
         raise _Unmade
     return value
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from etlstage.columns import array_of
-from etlstage.files.fit import Read, arrow_type, is_kept, reader_of
+from etlstage.files.fit import Read, arrow_type, has_bits, is_kept, reader_of
 from etlstage.files.format import LineFormat, Where
 from etlstage.files.lines import FileLines, Unreadable
 from etlstage.pipeline.invalid import Fraction, kind_of, loaded
@@ -116,7 +116,7 @@ def _type_of(value: object, where: Where) -> Type:
         for item in value:
             inner = _merged(inner, _type_of(item, where))
         return Type("array", (), (DeclaredColumn("element", None, inner),))
-    if isinstance(value, int) and value.bit_length() > 63:
+    if isinstance(value, int) and not has_bits(value, 64):
         raise Unreadable(f"{where()}: a number does not fit into bigint: set a schema")
     return Type(_FOUND[type(value)])
 

@@ -560,6 +560,19 @@ async def test_number_that_a_float_has(
     assert f'"a":{found},' in message.decode()
 
 
+@pytest.mark.parametrize("number", [-(1 << 63), (1 << 63) - 1])
+async def test_integer_that_only_just_fits(tmp_path: Path, number: int) -> None:
+    """The least and the greatest one of a bigint, with and without a schema (issue 23)."""
+    line = b'{"a":%d}' % number
+    (tmp_path / "f").write_bytes(line)
+    for schema in (None, "a bigint"):
+        source = FileSource(str(tmp_path), "json", schema=schema)
+        assert await messages_of(source) == [line]
+    (tmp_path / "f").write_text(f'{{"a":{number + (1 if number > 0 else -1)}}}')
+    error = await error_of(tmp_path, "json")
+    assert error == "extract: in/f:1: a number does not fit into bigint: set a schema"
+
+
 async def test_parquet_column_matches_in_any_case(tmp_path: Path) -> None:
     """As with Spark, whether the schema is declared or the first file's (issue 23)."""
     pq.write_table(pa.table({"id": [1], "Name": ["x"]}), tmp_path / "f")
