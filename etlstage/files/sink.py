@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 from etlstage.columns import Epoch, array_of, one_of
 from etlstage.errors import os_reason
 from etlstage.files.csv_format import separator
-from etlstage.files.find import folder_name
+from etlstage.files.find import NOWHERE, folder_name
 from etlstage.files.fit import Fitting, Rows
 from etlstage.files.lines import BLANKS
 from etlstage.files.text import cell_texts, objects
@@ -195,12 +195,12 @@ class FileSink(RowSink):
     def _rows(self, messages: pa.ChunkedArray) -> Rows:
         """Return the rows whose folders can be made, and why others do not fit."""
         table, unfit = self._fitting.rows(messages)
-        long = _too_long(table, self._by)
-        if not long:
+        flaws = _unplaced(table, self._by)
+        if not flaws:
             return Rows(table, unfit)
         fit = sorted({*range(len(messages))} - {place for place, _, _ in unfit})
-        more = [(fit[n], messages[fit[n]].as_py(), why) for n, why in long.items()]
-        kept = array_of([n for n in range(len(table)) if n not in long], pa.int64())
+        more = [(fit[n], messages[fit[n]].as_py(), why) for n, why in flaws.items()]
+        kept = array_of([n for n in range(len(table)) if n not in flaws], pa.int64())
         return Rows(table.take(kept), sorted([*unfit, *more]))
 
     def _write_rows(self, table: pa.Table, parts: int) -> None:
@@ -296,24 +296,33 @@ def _line_of(format_: str, schema: str | None, by: Sequence[str]) -> str | None:
     return left[0] if format_ == "text" and left else None
 
 
-def _too_long(table: pa.Table, by: Sequence[str]) -> dict[int, str]:
+def _unplaced(table: pa.Table, by: Sequence[str]) -> dict[int, str]:
     """Return the rows whose partitions can't be folders, and why, by column."""
-    found = {}
+    found = dict[int, str]()
     for name in by:
         texts = cell_texts(table[name])
-        sizes = {
-            v: len(folder_name(name, v).encode()) for v in texts.unique().to_pylist()
-        }
-        if max(sizes.values(), default=0) <= _NAME:
-            continue
-        for n, value in enumerate(texts.to_pylist()):
-            if sizes[value] > _NAME:
-                found[n] = (
-                    f"field {name!r} makes a folder name of {sizes[value]:,} bytes,"
-                    f" expected no more than {_NAME}: shorten it, or take {name} out of"
-                    " partition_by"
-                )
+        flaws = {v: _folder_flaw(name, v) for v in texts.unique().to_pylist()}
+        if any(flaws.values()):
+            whys = (flaws[v] for v in texts.to_pylist())
+            found.update((n, why) for n, why in enumerate(whys) if why)
     return found
+
+
+def _folder_flaw(name: str, value: str | None) -> str:
+    """Return why a value of a partition can't be a folder; empty if it can."""
+    remedy = f"or take {name} out of partition_by"
+    if value == NOWHERE:
+        return (
+            f"field {name!r} has the text that is null in a folder's name: replace it,"
+            f" {remedy}"
+        )
+    size = len(folder_name(name, value).encode())
+    if size <= _NAME:
+        return ""
+    return (
+        f"field {name!r} makes a folder name of {size:,} bytes, expected no more than"
+        f" {_NAME}: shorten it, {remedy}"
+    )
 
 
 def _unchecked() -> None:

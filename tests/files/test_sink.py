@@ -318,6 +318,30 @@ async def test_value_too_long_for_a_folder_is_dead_lettered(tmp_path: Path) -> N
     assert len(rows_in(tmp_path / "o")) == 5
 
 
+async def test_value_that_is_null_in_a_folder_is_dead_lettered(tmp_path: Path) -> None:
+    """It would come back as null (issue 23)."""
+    run = [
+        b'{"k":"__HIVE_DEFAULT_PARTITION__","n":1}',
+        b'{"k":null,"n":2}',
+        b'{"k":"__HIVE_DEFAULT_PARTITION__s","n":3}',
+    ]
+    letters = DeadLetters(tmp_path / "state", pipeline="p")
+    settings: Any = {"schema": "k string, n int", "partition_by": ["k"]}
+    settings |= {"dead_letters": letters, "on_error": ErrorPolicy(then="dead_letter")}
+    await load(tmp_path / "o", run, **settings)
+    (letter,) = letters.letters()
+    assert letter.message == run[0]
+    assert letter.error == (
+        "load: message 1 does not fit the schema 'k string, n int': field 'k' has the"
+        " text that is null in a folder's name: replace it, or take k out of"
+        " partition_by"
+    )
+    assert rows_in(tmp_path / "o") == [
+        {"k": None, "n": 2},
+        {"k": "__HIVE_DEFAULT_PARTITION__s", "n": 3},
+    ]
+
+
 async def test_modes(tmp_path: Path) -> None:
     """What is there is kept, replaced, or in the way."""
     out = tmp_path / "o"
