@@ -73,7 +73,7 @@ def find(path: str) -> list[InputFile]:
         PartitionsInvalid: If the files are not all partitioned by the same columns, or
             a column repeats, in any case.
         OSError: If a folder can't be read, or what would be read is a pipe, a device,
-            or a link to nothing.
+            or a link to nothing, or has a path that is not UTF-8.
 
     """
     places = [path] if os.path.exists(path) else sorted(glob.glob(path))
@@ -114,6 +114,13 @@ def _file(place: Path, partition: tuple[tuple[str, str | None], ...]) -> InputFi
             " one, or have 'etlstage pipe' read stdin",
             str(place),
         )
+    try:
+        str(place).encode()
+    except UnicodeEncodeError:
+        shown = os.fsencode(place).decode(errors="backslashreplace")
+        raise OSError(
+            errno.EILSEQ, "its path is not UTF-8: rename the file or folder", shown
+        ) from None
     return InputFile(place, *_stamp(found), partition)
 
 

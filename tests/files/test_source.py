@@ -168,6 +168,18 @@ async def test_pipe_is_refused(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("name", [b"n=\xff/f", b"\xff=1/f", b"\xff.txt"])
+async def test_path_that_is_not_utf8_is_refused(tmp_path: Path, name: bytes) -> None:
+    """It is named, so that it can be renamed: Arrow can't open it (issue 23)."""
+    path = tmp_path / "in" / os.fsdecode(name)
+    path.parent.mkdir(parents=True)
+    path.write_text("a\n")
+    shown = name.decode(errors="backslashreplace")
+    assert await error_of(tmp_path / "in", "text") == (
+        f"extract: can't read in/{shown}: its path is not utf-8: rename the file or folder"
+    )
+
+
 async def test_pipe_in_a_folder_is_refused(tmp_path: Path) -> None:
     """It is not left out either (issue 23)."""
     os.mkfifo(tmp_path / "a.txt")
