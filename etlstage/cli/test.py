@@ -85,14 +85,14 @@ def _test(
     cases = cases_of(keys, document)
     if not cases:
         raise ConfigError(f"{file}: has no tests; write them under the key tests")
-    secrets = Secrets(hidden_texts(keys, document))
     screen = Screen()
-    if debug:
-        configure(Screen(stderr=True), Verbosity(debug=True), secrets=secrets)
-    else:
-        silence()
     outcomes = []
     with interruptible(), scratch("test") as folder, _rows(keys) as rows:
+        secrets = _secrets(keys, document, cases, folder)
+        if debug:
+            configure(Screen(stderr=True), Verbosity(debug=True), secrets=secrets)
+        else:
+            silence()
         for i, case in enumerate(cases):
             (own := folder / str(i)).mkdir()
             trial = CaseRun(keys, document, case, own, rows=rows)
@@ -105,6 +105,18 @@ def _test(
     if junit is not None:
         xml.write(junit, xml.junit(str(file), [*map(_case, outcomes)]))
     return FAILED if failed else 0
+
+
+def _secrets(
+    keys: PipelineKeys, document: Document, cases: Sequence[LoadedCase], folder: Path
+) -> Secrets:
+    """Return what must not be shown of the pipeline and of its tests."""
+    hidden = hidden_texts(keys, document)
+    for i, case in enumerate(cases):
+        env = _env(case, folder / str(i))
+        variables = {value: f"${name}" for name, value in env.items()}
+        hidden = {**variables, **hidden, **case.document.hidden}
+    return Secrets(hidden)
 
 
 @contextmanager
@@ -251,7 +263,7 @@ class CaseRun:
 
     def _prepared(self, keys: StageKeys) -> Stage:
         stage, case = stage_of(keys, self._folder), self._case.keys
-        env = {k: v.replace("{folder}", str(self._own)) for k, v in case.env.items()}
+        env = _env(self._case, self._own)
         restart = replace(stage.restart, delay=DELAY, max_delay=DELAY)
         stage = replace(
             stage,
@@ -354,6 +366,12 @@ class CaseRun:
         if len(lines) > SHOWN:
             lines = [*lines[:SHOWN], f"... and {len(lines) - SHOWN} more lines"]
         return CaseFailure(self._case.where(key), what, tuple(lines))
+
+
+def _env(case: LoadedCase, folder: Path) -> dict[str, str]:
+    """Return the variables of a test that has this folder."""
+    env = case.keys.env.items()
+    return {name: value.replace("{folder}", str(folder)) for name, value in env}
 
 
 def _batches(items: Items) -> list[list[bytes]]:

@@ -177,6 +177,34 @@ def test_stage_that_cant_run(etlstage: Etlstage, tested: Path) -> None:
     assert "hunter2" not in debug.stdout + debug.stderr
 
 
+SHOWING = """\
+name: letters
+extract: {worker: {command: [printf, 'a\\n']}}
+transform:
+  - name: show
+    worker: {command: [sh, -c, 'while read x; do echo "$$x $$KEY"; printf "\\0"; done']}
+load: {worker: {command: [cat]}}
+"""
+SECRETS = """\
+tests:
+  - {name: a, input: ["${TOKEN}"], env: {KEY: "{folder}/hunter3"}, output: [x]}
+"""
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_secrets_of_a_test(etlstage: Etlstage, tested: Path, *, beside: bool) -> None:
+    """Inserted values and variables of tests are not shown anywhere (issue 26)."""
+    tested.write_text(SHOWING + ("" if beside else SECRETS))
+    (tested.parent / "p.test.yaml").write_text(SECRETS if beside else "tests: []")
+    result = etlstage(
+        "test", "p.yaml", "--debug", "--junit", "j.xml", env={"TOKEN": "hunter2"}
+    )
+    assert result.returncode == 1
+    assert "       + ${TOKEN} $KEY\n" in result.stdout
+    shown = result.stdout + result.stderr + (tested.parent / "j.xml").read_text()
+    assert "hunter" not in shown
+
+
 def test_reply_too_many(etlstage: Etlstage, tested: Path) -> None:
     """A run would fail because of it, though the output is as expected."""
     more = r"while read x; do printf '$$x\\n\\0'; done; printf 'x\\n\\0'"
