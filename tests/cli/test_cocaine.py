@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from etlstage.config.loader import load
 from tests.cli.conftest import Etlstage
 
 PIPELINE = """\
@@ -39,6 +40,21 @@ def test_application_becomes_a_stage(etlstage: Etlstage, tmp_path: Path) -> None
     (tmp_path / "pipeline.yaml").write_text(PIPELINE + result.stdout)
     validated = etlstage("validate", "pipeline.yaml")
     assert (validated.returncode, validated.stderr) == (0, "")
+
+
+def test_characters_of_any_plane(etlstage: Etlstage, tmp_path: Path) -> None:
+    """YAML has no surrogate pairs, and not all characters of JSON (issue 26)."""
+    text = '\U0001f600 \u00e9 \x85 \u2028 \x7f \\u "'
+    (tmp_path / "p.json").write_text("{}")
+    manifest = {"slave": "/bin/cat", "environment": {"A": text}}
+    (tmp_path / "m.json").write_text(json.dumps(manifest))
+    result = etlstage("cocaine", "import", "p.json", "m.json")
+    assert r'{"A": "\U0001f600 \xe9 \x85 \u2028 \x7f \\u \""}' in result.stdout
+    path = tmp_path / "pipeline.yaml"
+    path.write_text(PIPELINE + result.stdout)
+    (stage,) = load(path)[0].transform
+    assert stage.stage is not None
+    assert stage.stage.program.env == {"A": text}
 
 
 def test_what_is_no_profile_is_named(etlstage: Etlstage, tmp_path: Path) -> None:

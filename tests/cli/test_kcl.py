@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from etlstage.config.loader import load
 from tests.cli.conftest import Etlstage
 
 
@@ -31,6 +32,21 @@ def test_properties_become_a_stage(etlstage: Etlstage, tmp_path: Path) -> None:
     (tmp_path / "pipeline.yaml").write_text("name: p\n" + result.stdout)
     validated = etlstage("validate", "pipeline.yaml")
     assert (validated.returncode, validated.stderr) == (0, "")
+
+
+def test_dollars_stay(etlstage: Etlstage, tmp_path: Path) -> None:
+    """A pipeline file would take them for references (issue 26)."""
+    (tmp_path / "d.properties").write_text(
+        "executableName = /bin/cat 5$$ ${NOT_SET} $1\n"
+    )
+    result = etlstage("kcl", "import", "d.properties")
+    assert '["/bin/cat", "5$$$$", "$${NOT_SET}", "$$1"]' in result.stdout
+    path = tmp_path / "pipeline.yaml"
+    path.write_text(f"name: p\nextract: {{worker: [seq, '3']}}\n{result.stdout}")
+    keys, _ = load(path)
+    assert keys.load.stage is not None
+    command = keys.load.stage.program.command
+    assert command == ("/bin/cat", "5$$", "${NOT_SET}", "$1")
 
 
 def test_file_that_is_not_there(etlstage: Etlstage) -> None:

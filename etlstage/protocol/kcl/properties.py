@@ -121,8 +121,9 @@ _GROUPS: Final = (
     ("workerMetrics", _LEASES),
 )
 _IDLE: Final = "1500"  # milliseconds between two reads, by default
+_LINE_END: Final = re.compile(r"\r\n|\r|\n")
 _LINE: Final = re.compile(
-    r"((?:\\.|[^=:\s\\])+)[ \t\f]*[=: \t\f]?[ \t\f]*(.*)", re.DOTALL
+    r"((?:\\.|[^=: \t\f\\])+)[ \t\f]*[=: \t\f]?[ \t\f]*(.*)", re.DOTALL
 )
 _ESCAPE: Final = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
 _ESCAPES: Final = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
@@ -141,7 +142,7 @@ def read_properties(text: str) -> dict[str, str]:
 def _logical_lines(text: str) -> Iterator[str]:
     """Yield logical lines: a line that ends with a backslash continues on the next."""
     begun = ""
-    for line in text.splitlines():
+    for line in _LINE_END.split(text):
         part = line.lstrip(" \t\f")
         if not begun and (not part or part[0] in "#!"):
             continue

@@ -36,6 +36,18 @@ def test_file_of_java() -> None:
     assert read_properties("=value") == {}
 
 
+def test_lines_end_as_in_java() -> None:
+    """With a line feed, a carriage return or both, and nothing else (issue 26)."""
+    text = "a=1\rb=2\r\nc=3\\\r\n  4\nd=w\x85x\x1cy\x0bz\ne\x85=5"
+    assert read_properties(text) == {
+        "a": "1",
+        "b": "2",
+        "c": "34",
+        "d": "w\x85x\x1cy\x0bz",
+        "e\x85": "5",
+    }
+
+
 def test_what_has_a_key() -> None:
     """The program, times, records of an action, empty lists."""
     keys, dropped, _ = translated(
