@@ -63,6 +63,17 @@ def _case(keys: PipelineKeys, case: CaseKeys, here: Loc) -> Iterator[Problem]:
     extracts = case.stage in (None, keys.extract.name)
     loads = case.stage in (None, keys.load.name)
     reads, writes = keys.extract.end.rows, keys.load.end.rows
+    no_source = not reads and keys.extract.stage is None
+    no_sink = not writes and keys.load.stage is None
+    if case.stage is not None and ((extracts and no_source) or (loads and no_sink)):
+        text = "has no worker that could be tested"
+        yield broken((*here, "stage"), text, at_key=False)
+        return
+    if case.files and loads and no_sink:
+        yield broken(
+            (*here, "files"),
+            "needs a load stage that has a worker, or writes a DataFrame or files",
+        )
     if case.input_rows is not None and not (reads and extracts):
         yield broken(
             (*here, "input_rows"),
@@ -82,6 +93,9 @@ def _case(keys: PipelineKeys, case: CaseKeys, here: Loc) -> Iterator[Problem]:
             text = (
                 "needs the key input_rows: the extract stage reads a DataFrame or files"
             )
+            yield broken(here, text, at_key=False)
+        elif no_source:
+            text = "needs the key input: the extract stage has no worker"
             yield broken(here, text, at_key=False)
 
 

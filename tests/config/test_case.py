@@ -164,6 +164,39 @@ def test_frames_need_rows(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("test", "error"),
+    [
+        (
+            "output: []",
+            "tests[0]: needs the key input: the extract stage has no worker",
+        ),
+        ("stage: extract", "tests[0].stage: has no worker that could be tested"),
+        ("stage: load, input: []", "tests[0].stage: has no worker that could be"),
+        (
+            "input: [], files: {out: x}",
+            "tests[0].files: needs a load stage that has a worker, or writes a DataFrame",
+        ),
+    ],
+)
+def test_ends_without_workers(tmp_path: Path, test: str, error: str) -> None:
+    """What tests can't run is refused: an end that has neither rows nor a worker (issue 26)."""
+    path = tmp_path / "p.yaml"
+    path.write_text(
+        "name: p\nstate: s\n"
+        "extract: {journal: {path: j, reader: r}}\n"
+        "transform: [{name: clean, worker: [cat]}]\n"
+        "load: {journal: {path: k}}\n"
+        "tests:\n"
+        f"  - {{name: t, {test}}}\n"
+        "  - {name: part, input: [a], output: [a]}\n"
+    )
+    with pytest.raises(ConfigError) as caught:
+        load(path)
+    (problem,) = caught.value.problems
+    assert error in problem
+
+
 def test_from_python() -> None:
     """Values that were already read are accepted unchanged."""
     output = [[MessageText("text", "x")]]
