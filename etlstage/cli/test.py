@@ -328,17 +328,14 @@ class CaseRun:
         wanted = self._case.keys.output_rows
         if wanted is None:
             return
-        made, missing = list(self._loaded), []
-        for row in wanted:
-            # A row is a JSON object, even if it is written as text.
-            as_json = row._replace(form="json") if row.form == "text" else row
-            found = next((i for i, x in enumerate(made) if as_json.matches(x)), None)
-            if found is None:
-                missing.append(f"- {row}")
-            else:
-                del made[found]
-        if missing or made:
-            lines = [*missing, *(f"+ {_shown(row)}" for row in made)]
+        # A row is a JSON object, even if it is written as text.
+        as_json = [w._replace(form="json") if w.form == "text" else w for w in wanted]
+        pairs = _pairs(as_json, self._loaded)
+        met = set(pairs.values())
+        lines = [f"- {row}" for i, row in enumerate(wanted) if i not in met]
+        rows = enumerate(self._loaded)
+        lines += [f"+ {_shown(row)}" for i, row in rows if i not in pairs]
+        if lines:
             yield self._failure("output_rows", "rows differ", lines)
 
     def _wrong_letters(self) -> Iterator[CaseFailure]:
@@ -382,6 +379,31 @@ def _batches(items: Items) -> list[list[bytes]]:
 
 def _is_nested(items: Items | None) -> bool:
     return bool(items) and not isinstance((items or ())[0], MessageText)
+
+
+def _pairs(wanted: Sequence[MessageText], rows: Sequence[bytes]) -> dict[int, int]:
+    """
+    Return which row meets which expectation, by index: as many as possible.
+
+    A row is reassigned if the expectation that has it can have another one.
+    """
+    pairs: dict[int, int] = {}
+    fixed: set[int] = set()  # rows that can't be reassigned
+    for new in range(len(wanted)):
+        tried = set(fixed)
+        queue: list[tuple[int, dict[int, int]]] = [(new, {})]
+        for one, moved in queue:
+            fits = wanted[one].matches
+            free = (i for i, row in enumerate(rows) if i not in pairs and fits(row))
+            if (found := next(free, None)) is not None:
+                pairs |= {**moved, found: one}
+                break
+            taken = [i for i in pairs if i not in tried and fits(rows[i])]
+            tried.update(taken)
+            queue += [(pairs[i], {**moved, i: one}) for i in taken]
+        else:
+            fixed = tried
+    return pairs
 
 
 def _fits(wanted: LetterKeys, letter: Letter) -> bool:

@@ -240,6 +240,46 @@ def test_outcomes_that_cant_be_written(etlstage: Etlstage, tested: Path) -> None
     )
 
 
+OVERLAPPING = """\
+name: rows
+extract: {files: {path: in.json, format: json}}
+load: {files: {path: out, format: json, schema: "id long"}}
+tests:
+  - name: one pattern
+    input: ['{"id": 1}', '{"id": 2}']
+    output_rows: [{regex: .*}, {json: '{"id": 1}'}]
+  - name: three patterns
+    input: ['{"id": 12}', '{"id": 2}', '{"id": 3}']
+    output_rows: [{regex: '.*2}'}, {regex: '.*[23]}'}, {regex: '.*12}'}]
+  - name: other row
+    input: ['{"id": 1}', '{"id": 3}', '{"id": 3}']
+    output_rows: [{regex: .*}, {json: '{"id": 1}'}, {regex: '.*2}'}]
+  - name: missing rows
+    input: ['{"id": 1}', '{"id": 3}']
+    output_rows: ['{"id": 1}', '{"id":  1}', '{"id":   1}', {regex: .*}]
+"""
+
+
+def test_row_that_several_expectations_match(etlstage: Etlstage, tested: Path) -> None:
+    """A pattern does not take a row that another expectation needs (issue 26)."""
+    tested.write_text(OVERLAPPING)
+    result = etlstage("test", "p.yaml")
+    assert result.stderr == ""
+    assert without_times(result.stdout) == [
+        "ok   one pattern",
+        "ok   three patterns",
+        "FAIL other row",
+        "     p.yaml:13:18: rows differ",
+        "       - regex .*2}",
+        '       + {"id":3}',
+        "FAIL missing rows",
+        "     p.yaml:16:18: rows differ",
+        '       - {"id":  1}',
+        '       - {"id":   1}',
+        "4 tests: 2 passed, 2 failed",
+    ]
+
+
 ROWS = """\
 name: frames
 extract: {spark: {format: csv, path: nowhere, message: "concat(id, ' ', title)"}}
