@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from etlstage.cli.failure import naming
 from etlstage.telemetry.terminal import harmless
 
 __all__ = ("XmlCase", "junit", "write")
+
+_NO_CHARACTERS: Final = re.compile("[\ud800-\udfff\ufffe\uffff]")
+"""What XML can't have besides the control characters, which are escaped as well."""
 
 
 class XmlCase(NamedTuple):
@@ -65,8 +69,14 @@ def write(path: Path, text: str) -> None:
 
 
 def _text(text: str) -> str:
-    return escape(harmless(text, lines=True), quote=False)
+    return escape(_plain(harmless(text, lines=True)), quote=False)
 
 
 def _quoted(text: str) -> str:
-    return f'"{escape(harmless(text))}"'
+    return f'"{escape(_plain(harmless(text)))}"'
+
+
+def _plain(text: str) -> str:
+    return _NO_CHARACTERS.sub(
+        lambda found: found[0].encode("unicode_escape").decode(), text
+    )
