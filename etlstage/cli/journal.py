@@ -322,11 +322,11 @@ def _offset(log: JournalLog, begin: str | None) -> int:
     """Return the offset for a text, which is an offset or a time."""
     if begin is None:
         return log.first()
-    if begin.isdigit():
-        return int(begin)
     try:
+        if begin.isdecimal():
+            return int(begin)
         moment = datetime.fromisoformat(begin).astimezone()
-    except ValueError:
+    except (ValueError, OverflowError):
         raise ConfigError(
             f"--from is {begin!r}, expected an offset, or a time such as"
             " 2026-11-23T18:00:00Z"

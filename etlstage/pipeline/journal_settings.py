@@ -86,7 +86,7 @@ def start_problems(given: Mapping[str, Any]) -> Iterable[Problem]:
     if isinstance(start, str):
         try:
             start_of(start)
-        except ValueError:
+        except (ValueError, OverflowError):
             text = "is {got}, expected beginning, end, or a time such as 2026-11-23T18:00:00Z"
             yield Problem(("from",), text, start)
 

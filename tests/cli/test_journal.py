@@ -112,6 +112,13 @@ def test_messages_are_printed_from_a_time(
         run(*cat, "soon")
 
 
+@pytest.mark.parametrize("begin", ["1\u00b2", "9" * 5000, "9999-12-31T23:00:00-12:00"])
+def test_begin_that_is_no_offset(folder: Path, begin: str) -> None:
+    """Digits that make no number, and times after the last one (issue 26)."""
+    with pytest.raises(ConfigError, match=f"--from is '{begin}', expected an offset"):
+        run("journal", "cat", str(folder), "--from", begin)
+
+
 @pytest.mark.parametrize("before", [0, 3])
 @pytest.mark.parametrize("every", [(), ("--uncommitted",)])
 def test_what_is_dropped_before_it_is_printed_is_reported(

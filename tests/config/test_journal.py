@@ -127,6 +127,17 @@ def test_what_is_wrong(folder: Path, right: str, wrong: str, text: str) -> None:
     assert any(text in one for one in errors(folder, FILE.replace(right, wrong, 1)))
 
 
+def test_time_after_the_last_one(folder: Path) -> None:
+    """It is refused where it is written (issue 26)."""
+    begin = "9999-12-31T23:00:00-12:00"
+    file = FILE.replace("reader: r", f"reader: r, from: '{begin}'")
+    (problem,) = errors(folder, file)
+    assert problem == (
+        f"p.yaml:2:48: extract.journal.from: is '{begin}', expected beginning, end, or"
+        " a time such as 2026-11-23T18:00:00Z"
+    )
+
+
 def test_name_that_is_too_long_for_the_system(folder: Path) -> None:
     """There is no such set, as with any other name (issue 24)."""
     (error,) = errors(folder, FILE.replace("path: in", f"path: {'x' * 256}"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
@@ -65,7 +65,7 @@ class KinesisSourceKeys(SourceKeys):
         if isinstance(start, str):
             try:
                 _begin(start)
-            except ValueError:
+            except (ValueError, OverflowError):
                 yield Problem(("from",), _EXPECTED, start)
 
     def missing(self, loc: Loc, look: Look) -> Iterator[Problem]:
@@ -131,9 +131,11 @@ def _begin(text: str) -> str | float:
     if text in ("trim_horizon", "latest"):
         return text
     try:
-        return float(text)
+        seconds = float(text)
     except ValueError:
         return datetime.fromisoformat(text).astimezone().timestamp()
+    datetime.fromtimestamp(0, UTC) + timedelta(seconds=seconds)  # raises if too far
+    return seconds
 
 
 KINESIS: Final = End("kinesis", KinesisSourceKeys)
