@@ -176,7 +176,7 @@ class Delivery:
             self.record = replace(self.record, output=output, input=input)
             return True
         if found.unperformed:
-            # The sink performs them only where, and as, the epoch was loaded.
+            # What is left to perform is performed only where the epoch was loaded.
             self._check_same(found, stages, output)
         # A load that resumes keeps its name: by the name, its sink finds what was
         # written but not recorded, and replaces it.

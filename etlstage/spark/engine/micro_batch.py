@@ -127,7 +127,7 @@ class Batches:
 
     def begin(self) -> None:
         """Remove what earlier runs left: requests to stop, and failures."""
-        # The last is left by a run that was killed while it wrote the one before.
+        # A run that is killed while it writes its failure leaves the file *.new.
         left = (*self._state.glob(_REQUESTS), self._failure)
         for note in (*left, self._failure.with_suffix(".new")):
             note.unlink(missing_ok=True)

@@ -153,11 +153,18 @@ class StreamingPipeline(Runner):
             if not self._cut:
                 if not self._drained and self._every is None:
                     await anyio.to_thread.run_sync(self._landed.mark)
-                # A batch that was cancelled may be committed by the sink already.
-                delivery.end()
+                # A batch that was cancelled may be committed by the sink already, and one
+                # that Spark repeats may have to be moved: then the run is interrupted.
+                if self._is_over(delivery.record.epoch):
+                    delivery.end()
         finally:
             self._book()
         return "drained" if self._drained else "done"
+
+    def _is_over(self, batches: int) -> bool:
+        """Return whether Spark has recorded the end of that many batches, too."""
+        last = self._checkpoint / "commits" / str(batches - 1)
+        return not batches or last.exists()
 
     def report(self, status: Status) -> Report:
         """Return the report of a run that ended with ``status``."""

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -278,6 +279,26 @@ async def test_idle_stream_that_is_taken_over_ends(
     (report,) = reports
     assert "another run has taken over" in str(report.error)
     assert (await run(write(), spark)).status == "done"
+    assert loaded(spark, tmp_path) == Counter([1])
+
+
+async def test_stream_that_is_drained_before_it_repeats_a_batch(
+    spark: SparkSession, write: Callable[..., Path], tmp_path: Path
+) -> None:
+    """It stays interrupted: files of the batch may have to be moved (issue 23)."""
+    path, state = write(), tmp_path / "state"
+    feed(tmp_path, "a", 1)
+    assert (await run(path, spark)).status == "done"
+    # As if it was killed between its record and the end of the batch.
+    replace(CommitRecord.latest(state), ended=False).store(state)
+    for name in ("0", ".0.crc"):
+        (state / "checkpoint" / "commits" / name).unlink()
+    runner = Pipeline.from_yaml(path, spark=spark)
+    runner.drain()
+    assert (await runner.run()).status == "drained"
+    assert not CommitRecord.latest(state).ended
+    assert (await run(path, spark)).status == "done"
+    assert CommitRecord.latest(state).ended
     assert loaded(spark, tmp_path) == Counter([1])
 
 
