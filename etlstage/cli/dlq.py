@@ -237,9 +237,7 @@ def drop_letters(
             return 0
         if not numbers and not yes:
             confirm(f"drop {many} of {harmless(str(place))}?")
-        for part in found.settled.parts:
-            if own := ids & part.ids():
-                settle(part.state, sorted(own), "dropped")
+        settle(state, sorted(ids), "dropped")
     typer.echo(f"{many} dropped")
     return 0
 

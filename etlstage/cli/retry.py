@@ -77,13 +77,13 @@ def retry(
     if not parts:
         return _nothing(stage)
     with ExitStack() as stack, Signals() as signals:
-        held = [stack.enter_context(Delivery(part.state)) for part in parts]
-        for delivery in held:
+        held = {part: stack.enter_context(Delivery(part.state)) for part in parts}
+        for delivery in held.values():
             check_ended(delivery)
         work = _Work(signals, verbosity)
-        for part in parts:
+        for part in every:
             stack.callback(work.release, part)
-        for part, delivery in zip(parts, held, strict=True):
+        for part, delivery in held.items():
             part.recover(_next(part), delivery)
         found = find(file, changes)
         wanted = ids_of(found, numbers or (), stage)
@@ -94,12 +94,15 @@ def retry(
             _leave_out_damage(damage, alone=not stages)
         if not stages:
             return _nothing(stage)
-        _check(file, stages, [name for part in parts for name in part.stages])
-        for part, delivery in zip(parts, held, strict=True):
+        _check(file, stages, [name for part in every for name in part.stages])
+        for part in every:
             number = _next(part)
             for name in (name for name in part.stages if name in stages):
+                # The part after a new durable edge may have no state directory yet.
+                if part not in held:
+                    held[part] = stack.enter_context(Delivery(part.state))
                 for chunk in chunks(_wanted(found, name, wanted)):
-                    work.do(part, delivery, Retry(chunk, number))
+                    work.do(part, held[part], Retry(chunk, number))
                     if work.ended:
                         return work.close(file)
                     number += 1

@@ -162,6 +162,27 @@ def test_letters_of_both_halves_are_listed_retried_and_dropped(
     assert loaded(tmp_path) == sorted([*map(str, range(200)), "x2"])
 
 
+@pytest.mark.parametrize("durable", [("true", "false"), ("false", "true")])
+def test_letters_of_a_stage_that_moved_to_another_part_are_retried_once(
+    etlstage: Etlstage, tmp_path: Path, durable: tuple[str, str]
+) -> None:
+    """An edge is removed or added: their outcome is recorded elsewhere (issue 26)."""
+    (tmp_path / "mended").touch()
+    before, after = durable
+    pipeline(tmp_path, ["1", "x2"], before)
+    worker = SALT.replace('b"x") and', 'b"x2 ") and')
+    (tmp_path / "salt.py").write_text(worker.replace("mended", "polished"))
+    assert etlstage("run", "p.yaml", "-q").returncode == 0
+    pipeline(tmp_path, ["1", "x2"], after)
+    (tmp_path / "salt.py").write_text(worker.replace("mended", "polished"))
+    assert "1 failed again" in etlstage("dlq", "retry", "p.yaml", "-q").stdout
+    assert etlstage("dlq", "ls", "p.yaml").stdout.endswith("\n1 dead letter\n")
+    (tmp_path / "polished").touch()
+    assert etlstage("dlq", "retry", "p.yaml").stdout.endswith("1 dead letter passed\n")
+    assert "nothing to retry" in etlstage("dlq", "retry", "p.yaml").stdout
+    assert loaded(tmp_path) == ["1", "x2"]
+
+
 @pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once"])
 def test_letters_before_the_edge_are_superseded(
     etlstage: Etlstage, tmp_path: Path, delivery: str

@@ -41,6 +41,7 @@ from etlstage.pipeline.dead_letter.store import (
     stage_of_file,
 )
 from etlstage.pipeline.delivery.folder import behind, opened
+from etlstage.pipeline.delivery.holder import LOCK
 from etlstage.pipeline.interfaces import Source
 
 __all__ = (
@@ -78,60 +79,51 @@ class Settled:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._files = files_in(folder / SETTLED)
+        self.state: Path = folder.parent
+        """The state directory, without those of the parts after durable edges."""
+        self._folders = [folder, *_letters_behind(self.state)]
+        # When a durable edge is added or removed, stages move to other parts: so the
+        # outcome of a letter may be recorded in any part.
+        every = _letters_of_whole(self.state) or self._folders
+        self._files = [path for one in every for path in files_in(one / SETTLED)]
         self._gone: dict[str, Became] = {}
-        self._latest: dict[str, int] = {}
+        # Retries are numbered in each part: over all parts, attempts and time decide.
+        self._latest: dict[str, tuple[int, str, int]] = {}
         self._stages: set[str] = set()
-        self._behind = [Settled(at / FOLDER) for at in behind(folder.parent)]
-        found = [replacement(folder), *(one.replaced for one in self._behind)]
         self.replaced: Replaced | None = max(
-            filter(None, found), key=lambda one: one.time, default=None
+            filter(None, map(replacement, every)),
+            key=lambda one: one.time,
+            default=None,
         )
         """The run that last replaced the output; None: no run has."""
-        for number in range(len(self._files)):
-            for item in self._read(number):
-                if isinstance(item, DeadLetter):
-                    self._latest[item.id] = number
-                    self._stages.add(item.stage)
-                else:
+        for number, path in enumerate(self._files):
+            for item in _read(path):
+                if not isinstance(item, DeadLetter):
                     self._gone[item[0]] = item[1]
+                    continue
+                last = self._latest.get(item.id, (0, "", -1))
+                self._latest[item.id] = max(last, _rank(item, number))
+                if path.parent.parent in self._folders:
+                    self._stages.add(item.stage)
 
     @property
     def stages(self) -> list[str]:
         """Names of the stages that have a letter file, or ever had a letter."""
-        names = map(stage_of_file, files_in(self._folder))
-        others = (stage for one in self._behind for stage in one.stages)
-        return sorted({*names, *self._stages, *others})
-
-    @property
-    def parts(self) -> list[Settled]:
-        """This object, and those of the parts after durable edges."""
-        return [self, *self._behind]
-
-    @property
-    def state(self) -> Path:
-        """The state directory, without those of the parts after durable edges."""
-        return self._folder.parent
-
-    def ids(self) -> set[str]:
-        """Return the ids of this directory's remaining letters; blocks."""
-        names = map(stage_of_file, files_in(self._folder))
-        found = (item for name in {*names, *self._stages} for item in self._own(name))
-        return {item.id for item in found if isinstance(item, DeadLetter)}
+        files = (path for one in self._folders for path in files_in(one))
+        return sorted({*map(stage_of_file, files), *self._stages})
 
     @property
     def next(self) -> int:
-        """The number of the next retry: one more than the last recorded."""
-        names = [path.name for path in self._files if path.name.startswith(_RETRY)]
+        """The number of the next retry in this part: one more than the last recorded."""
+        names = (path.name for path in files_in(self._folders[0] / SETTLED))
+        retries = (name for name in names if name.startswith(_RETRY))
         return 1 + max(
-            (int(name[len(_RETRY) : -len(SUFFIX)]) for name in names), default=0
+            (int(name[len(_RETRY) : -len(SUFFIX)]) for name in retries), default=0
         )
 
     def became(self, number: str) -> Became | None:
         """Return the outcome of a letter that is gone; None: it is not."""
-        found = (one.became(number) for one in self._behind)
-        return self._gone.get(number) or next(filter(None, found), None)
+        return self._gone.get(number)
 
     def superseded(self, letter: DeadLetter) -> bool:
         """Return whether the letter's output was replaced since, or never written."""
@@ -149,42 +141,59 @@ class Settled:
 
     def letters(self, stage: str) -> Iterator[DeadLetter | Torn]:
         """Yield a stage's remaining letters, oldest first; blocks."""
-        for one in self.parts:
-            yield from one._own(stage)
+        for folder in self._folders:
+            yield from self._letters_in(folder, stage)
 
-    def _own(self, stage: str) -> Iterator[DeadLetter | Torn]:
-        path = letter_file(self._folder, stage)
+    def _letters_in(self, folder: Path, stage: str) -> Iterator[DeadLetter | Torn]:
+        path = letter_file(folder, stage)
         for letter in read_letters(path) if path.exists() else ():
             if isinstance(letter, Torn) or not (
                 letter.id in self._latest or letter.id in self._gone
             ):
                 yield letter
-        for number in range(len(self._files)):
-            for item in self._read(number):
+        for number, path in enumerate(self._files):
+            for item in _read(path) if path.parent.parent == folder else ():
                 if (
                     isinstance(item, DeadLetter)
                     and item.stage == stage
-                    and self._latest[item.id] == number
+                    and self._latest[item.id] == _rank(item, number)
                     and item.id not in self._gone
                 ):
                     yield item
 
-    def _read(self, number: int) -> Iterator[DeadLetter | tuple[str, Became]]:
-        path = self._files[number]
-        try:
-            with path.open("rb") as file:
-                for line in file:
-                    plain = json.loads(line)
-                    if "became" in plain:
-                        yield plain["id"], plain["became"]
-                    else:
-                        yield DeadLetter.from_line(line)
-        except OSError as error:
-            raise StateUnusable(f"{path}: can't be read: {os_reason(error)}") from error
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise StateUnusable(
-                f"{path}: is damaged ({error}): the outcomes of dead letters are not known"
-            ) from error
+
+def _letters_behind(state: Path) -> list[Path]:
+    return [at / FOLDER for at in behind(state)]
+
+
+def _letters_of_whole(state: Path) -> list[Path]:
+    """Return all folders of letters of a pipeline, if ``state`` is after an edge."""
+    whole = state.parent
+    if state not in behind(whole) or not os.path.exists(whole / LOCK):
+        return []
+    return [whole / FOLDER, *_letters_behind(whole)]
+
+
+def _rank(letter: DeadLetter, number: int) -> tuple[int, str, int]:
+    return len(letter.attempts), letter.time, number
+
+
+def _read(path: Path) -> Iterator[DeadLetter | tuple[str, Became]]:
+    """Yield what a record has: letters, and the ids of those that are gone."""
+    try:
+        with path.open("rb") as file:
+            for line in file:
+                plain = json.loads(line)
+                if "became" in plain:
+                    yield plain["id"], plain["became"]
+                else:
+                    yield DeadLetter.from_line(line)
+    except OSError as error:
+        raise StateUnusable(f"{path}: can't be read: {os_reason(error)}") from error
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise StateUnusable(
+            f"{path}: is damaged ({error}): the outcomes of dead letters are not known"
+        ) from error
 
 
 def settle(

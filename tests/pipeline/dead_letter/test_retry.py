@@ -68,6 +68,34 @@ def test_letters_as_they_stand(tmp_path: Path) -> None:
     assert left(tmp_path) == [("r-4", "died"), ("r-5", "died")]
 
 
+def test_outcome_in_another_part_counts(tmp_path: Path) -> None:
+    """A durable edge that is added or removed moves stages (issue 26)."""
+    edge = tmp_path / "edge-a"
+    (tmp_path / "lock").touch()
+    append(tmp_path, letter(0), letter(1))
+    append(edge, letter(2), letter(3), letter(4))
+    again = [
+        replace(letter(n), time=f"2026-01-03T00:00:0{second}.000+00:00", error=error)
+        for n, second, error in [(1, 1, "in edge"), (4, 2, "in whole"), (1, 3, "later")]
+    ]
+    settle(edge, ["r-0"], "passed", letters=[again[0]], number=1)
+    settle(tmp_path, ["r-2"], "passed", letters=again[1:], number=1)
+    assert left(tmp_path) == [("r-4", "in whole"), ("r-1", "later"), ("r-3", "died")]
+    assert left(edge) == [("r-3", "died")]
+    settled = Settled(edge / "dead_letters")
+    assert [settled.became(f"r-{n}") for n in (0, 2, 3)] == ["passed", "passed", None]
+    settle(edge, [], "passed", number=2)
+    assert Settled(tmp_path / "dead_letters").next == 2
+
+
+def test_folder_named_like_an_edge_is_not_one(tmp_path: Path) -> None:
+    """Without a state directory around it, what is beside it is not read (issue 26)."""
+    append(tmp_path / "edge-a", letter(0))
+    append(tmp_path / "edge-b", letter(0))
+    settle(tmp_path / "edge-b", ["r-0"], "passed", number=1)
+    assert left(tmp_path / "edge-a") == [("r-0", "died")]
+
+
 def test_what_was_not_renamed_is_no_record(tmp_path: Path) -> None:
     """After a crash the letters are as before, and the next retry reuses the number."""
     append(tmp_path, letter(0))
