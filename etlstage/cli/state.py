@@ -35,10 +35,12 @@ if TYPE_CHECKING:
 
 __all__ = ("app", "reset_state", "show_state", "take_state_over")
 
-OF_STREAMS: Final = ("checkpoint", "failed.json", "stop-*")
+OF_STREAMS: Final = ("checkpoint*", "failed.json", "stop-*")
 """What engine streaming stores in addition."""
 NOTE: Final = "*.json"
 """Records about what waits. They stay: the next run removes what they name, wherever."""
+GONE: Final = ".removed"
+"""Suffix of a folder whose files are being deleted: no part of it must be used."""
 
 app: typer.Typer = new_app("state")
 
@@ -145,15 +147,17 @@ def _forget(part: Delivery) -> None:
     """Delete the checkpoint of a part, and the messages that wait for it."""
     state = part.folder
     try:
+        # A stream without a checkpoint starts from the beginning, whatever its record.
+        _remove(path for what in OF_STREAMS for path in state.glob(what))
+        # The fence stays: a run whose state was taken over must not get it back.
+        # The record comes before what waits: by its position, a run would skip as much
+        # of what comes next.
+        CommitRecord(fence=part.record.fence).store(state)
         waiting = [path for what in WAITING for path in state.glob(what)]
         _remove(path for path in waiting if not path.match(NOTE))
-        _remove(path for what in OF_STREAMS for path in state.glob(what))
-        _remove([state / JOURNALS])
+        _remove(state.glob(f"{JOURNALS}*"))
     except OSError as error:
         raise unusable(state, error) from error
-    # The fence stays: a run whose state was taken over must not get it back.
-    # This is last: an interrupt before it has deleted nothing that can't be made again.
-    CommitRecord(fence=part.record.fence).store(state)
 
 
 def _stage(folder: Path) -> str:
@@ -252,9 +256,13 @@ def _others(state: Path) -> Iterator[tuple[Path, int]]:
 
 
 def _remove(paths: Iterable[Path]) -> None:
-    for path in paths:
+    for path in [*paths]:
         if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
+            gone = path.with_name(path.name.removesuffix(GONE) + GONE)
+            if path != gone:
+                _remove([gone])  # left by a reset that was killed
+                path.rename(gone)
+            shutil.rmtree(gone)
         else:
             path.unlink(missing_ok=True)
 

@@ -6,13 +6,17 @@ import base64
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from etlstage.cli.state import reset_state
 from etlstage.pipeline.delivery.delivery import Delivery
+from etlstage.pipeline.delivery.record import CommitRecord
 from tests.cli.conftest import Etlstage, left_behind
 from tests.cli.forked import Forks, environment
 from tests.cli.test_kills import wait_until
@@ -237,6 +241,44 @@ def test_reset_forgets_what_waits(etlstage: Etlstage, tmp_path: Path) -> None:
     done = etlstage("run", "p.yaml")
     assert "edge translate -> polish: 100 appended, 100 read, 0 wait" in done.stdout
     assert loaded(tmp_path) == sorted(str(n) for n in range(100))
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "calls"),
+    [
+        (CommitRecord, "store", 2),  # each part stores one when it is taken
+        (CommitRecord, "store", 3),
+        (Path, "rename", 0),
+        (shutil, "rmtree", 0),
+        (os, "rmdir", 0),
+    ],
+)
+def test_reset_that_is_killed_loses_nothing(
+    etlstage: Etlstage,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    owner: object,
+    name: str,
+    calls: int,
+) -> None:
+    """Before any of its steps: the next run loads all of the input (issue 26)."""
+    place = pipeline(tmp_path, [str(n) for n in range(100)])
+    assert etlstage("run", "p.yaml", "-q").returncode == 0
+    step = partial(next, iter([getattr(owner, name)] * calls), kill)
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, lambda *args, **kw: step()(*args, **kw))
+        with pytest.raises(KeyboardInterrupt):
+            reset_state(place, yes=True)
+    pipeline(tmp_path, [str(n) for n in range(100, 140)])
+    for _ in range(2):  # the first may load what waits
+        assert etlstage("run", "p.yaml", "-q").returncode == 0
+    assert {str(n) for n in range(100, 140)} <= {*loaded(tmp_path)}
+
+
+def kill(*_: object, **_more: object) -> None:
+    """End a command as a signal does."""
+    raise KeyboardInterrupt
 
 
 def test_second_run_of_either_half_is_refused(

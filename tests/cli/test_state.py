@@ -161,6 +161,27 @@ def test_reset(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert names == ["dead_letters", "lock", "record.2.json"]
 
 
+def test_folder_of_which_a_killed_reset_has_deleted_a_part_is_not_used(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark would skip what a part of its checkpoint names (issue 26)."""
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for name in ("checkpoint", "spool-5f2d01c3"):
+        (state / name).mkdir()
+        with monkeypatch.context() as patch:
+            patch.setattr("shutil.rmtree", killed)
+            with pytest.raises(KeyboardInterrupt):
+                reset_state(state, yes=True)
+        assert not (state / name).exists()
+        (state / name).mkdir()
+        assert reset_state(state, yes=True) == 0
+        left = sorted(path.name for path in state.iterdir())
+        assert left == ["dead_letters", "lock", left[-1]]
+
+
 @pytest.mark.parametrize("what", ["spool", "staging"])
 def test_reset_leaves_what_is_noted(state: Path, what: str) -> None:
     """The next run removes what the file names, which may be elsewhere (issue 14)."""
