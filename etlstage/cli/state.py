@@ -101,6 +101,8 @@ def reset_state(
                 f" (next run: {_goes_on(parts[0].record)}{waits}),"
                 " so that the next run starts from the beginning?"
             )
+        for part in parts:
+            _forget_shards(part.folder)
         # The first part first: waiting messages are better loaded twice than never.
         for part in parts:
             _forget(part)
@@ -141,6 +143,17 @@ def take_state_over(
 def _holder(state: Path) -> tuple[bool, Holder | None]:
     with naming(f"{state / LOCK}: can't be read"):
         return holder_of(state)
+
+
+def _forget_shards(state: Path) -> None:
+    """Delete the checkpoints of record processors, which are not given what is before."""
+    from etlstage.shard.sink import CHECKPOINTS_FILE, CheckpointFile
+    from etlstage.shard.table import LEASES_FILE
+
+    CheckpointFile.forget(state / CHECKPOINTS_FILE)
+    with naming(f"{state / LEASES_FILE}: can't be deleted"):
+        # The database first: SQLite then deletes what a killed reset leaves beside it.
+        _remove(sorted(state.glob(f"{LEASES_FILE}*")))
 
 
 def _forget(part: Delivery) -> None:

@@ -35,8 +35,10 @@ from etlstage.stage import Stage
 from etlstage.supervisor import CommitRequest
 from etlstage.supervisor.exchange.exchange import Outcome
 
-__all__ = ("CheckpointFile", "ShardedSink")
+__all__ = ("CHECKPOINTS_FILE", "CheckpointFile", "ShardedSink")
 
+CHECKPOINTS_FILE: Final = "shards.json"
+"""Name of the file with the checkpoints in a state directory."""
 _FORMAT: Final = 1
 _RESERVED: Final = 1_000_000  # numbers that are reserved in the file at once
 _Failed: TypeAlias = tuple[EtlstageError, bytes]
@@ -90,6 +92,25 @@ class CheckpointFile:
                     " remove the file"
                 )
         self._positions = positions
+
+    @staticmethod
+    def forget(path: Path) -> None:
+        """
+        Delete the positions in a file, if it exists; its numbers are not used again.
+
+        Raises:
+            StateUnusable: If the file can't be read or written.
+
+        """
+        try:
+            store(path, {**load(path), "positions": {}})
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError, TypeError) as error:
+            raise StateUnusable(
+                f"can't delete the checkpoints in {path} ({error}): make room, or remove"
+                " the file; numbers that messages had may then be used again"
+            ) from error
 
     def position(self, shard: str) -> object:
         """Return the committed position of a shard; None: it has no checkpoint."""

@@ -17,6 +17,7 @@ from etlstage.cli.state import reset_state, show_state, take_state_over
 from etlstage.errors import ConfigError, StateUnusable
 from etlstage.pipeline.delivery.delivery import Delivery
 from etlstage.pipeline.delivery.holder import LOCK, holder_of
+from etlstage.shard.sink import CheckpointFile
 from tests.cli.conftest import Etlstage
 from tests.cli.forked import environment
 from tests.pipeline.dead_letter.test_retry import append, letter
@@ -159,6 +160,40 @@ def test_reset(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "fence         2\nnext run      from the beginning\ndead letters  2" in text
     names = sorted(path.name for path in state.iterdir())
     assert names == ["dead_letters", "lock", "record.2.json"]
+
+
+def test_reset_of_checkpoints_of_record_processors(state: Path) -> None:
+    """Else they would not be given what they have committed before (issue 26)."""
+    edge = state / "edge-clean"
+    edge.mkdir(mode=0o700)
+    file = CheckpointFile(edge / "shards.json", {})
+    file.store("a", ["5", 0])
+    for name in ("leases.db", "leases.db-wal", "leases.db-shm"):
+        (state / name).touch()
+    assert reset_state(state, yes=True) == 0
+    file.open()
+    assert file.position("a") is None
+    names = sorted(path.name for path in state.iterdir())
+    assert names == ["dead_letters", "edge-clean", "lock", "record.2.json"]
+
+
+def test_reset_that_is_killed_has_deleted_all_checkpoints_of_processors(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the record: from that, the next run would read in vain (issue 26)."""
+    edge = state / "edge-clean"
+    edge.mkdir(mode=0o700)
+    file = CheckpointFile(edge / "shards.json", {})
+    file.store("a", ["5", 0])
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("etlstage.cli.state._forget", killed)
+    with pytest.raises(KeyboardInterrupt):
+        reset_state(state, yes=True)
+    file.open()
+    assert file.position("a") is None
 
 
 def test_folder_of_which_a_killed_reset_has_deleted_a_part_is_not_used(

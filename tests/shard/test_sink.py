@@ -284,6 +284,33 @@ def test_file_of_other_shards_is_refused(tmp_path: Path, text: str, said: str) -
     assert path.read_text() == text
 
 
+def test_deleted_positions_leave_numbers_used(tmp_path: Path) -> None:
+    """A processor may know a number, whatever etlstage has forgotten (issue 26)."""
+    path = tmp_path / "shards.json"
+    CheckpointFile.forget(path)
+    assert not path.exists()
+    file = CheckpointFile(path, {"count": 2})
+    assert file.take(5) == 1
+    file.store("a", ["5", 0])
+
+    CheckpointFile.forget(path)
+    again = CheckpointFile(path, {"count": 2})
+    again.open()
+    assert again.position("a") is None
+    assert again.take(1) > 5
+
+
+@pytest.mark.parametrize("text", ["{", "[]"])
+def test_positions_in_a_damaged_file_are_not_deleted(tmp_path: Path, text: str) -> None:
+    """The numbers that were used are not known (issue 26)."""
+    path = tmp_path / "shards.json"
+    path.write_text(text)
+    path.chmod(0o600)
+    with pytest.raises(StateUnusable, match=r"can't delete .*shards\.json \(.*remove"):
+        CheckpointFile.forget(path)
+    assert path.read_text() == text
+
+
 def test_refused_checkpoint_is_not_stored_later(tmp_path: Path) -> None:
     """Neither with that of another shard; numbers are reserved again (issue 25)."""
     path = tmp_path / "shards.json"

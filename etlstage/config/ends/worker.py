@@ -27,7 +27,7 @@ from etlstage.settings.units import FILES
 from etlstage.shard.cut import Cut
 from etlstage.shard.keeper import LeaseKeeper
 from etlstage.shard.leased import LeasedSink
-from etlstage.shard.sink import CheckpointFile, ShardedSink
+from etlstage.shard.sink import CHECKPOINTS_FILE, CheckpointFile, ShardedSink
 from etlstage.shard.table import (
     LEASES_FILE,
     LeaseTable,
@@ -382,7 +382,7 @@ def _settings(keys: ShardKeys, site: Site) -> dict[str, Any]:
 
 
 def _sharded(keys: ShardKeys, stage: Stage, site: Site) -> ShardedSink:
-    path = None if site.state is None else site.state / "shards.json"
+    path = None if site.state is None else site.state / CHECKPOINTS_FILE
     cut = _cut(keys)
     return ShardedSink(
         stage,
