@@ -26,6 +26,7 @@ from etlstage.cli.letters import (
     chosen,
     current,
     find,
+    find_stored,
     ids_of,
     one_of,
 )
@@ -220,7 +221,7 @@ def drop_letters(
 ) -> int:
     """Mark dead letters as dropped: they are no longer listed or retried."""
     changes = changes_of(overlays, values)
-    state = find(place, changes).state
+    state = find_stored(place, changes).state
     if not os.path.exists(state):
         typer.echo("no dead letters")
         return 0

@@ -33,6 +33,7 @@ __all__ = (
     "chosen",
     "current",
     "find",
+    "find_stored",
     "ids_of",
     "one_of",
 )
@@ -85,6 +86,23 @@ def find(place: Path, changes: Changes) -> Letters:
     names = [stage.name for _, stage in readable_keys(document).stages()]
     stages = list(dict.fromkeys([*names, *settled.stages]))
     return Letters(place, state, settled, stages=stages)
+
+
+def find_stored(place: Path, changes: Changes) -> Letters:
+    """
+    Like :func:`find`, for commands that change what is stored.
+
+    Raises:
+        ConfigError: Also if ``place`` is an exported file, which has no state.
+
+    """
+    found = find(place, changes)
+    if found.only is not None and place.absolute().parent.name != FOLDER:
+        raise ConfigError(
+            f"{place}: is an exported copy, as it is not in the folder {FOLDER} of a"
+            " state directory: give the pipeline file, or its state directory"
+        )
+    return found
 
 
 def chosen(found: Letters, stage: str | None) -> Iterator[DeadLetter]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from etlstage.cli.failure import naming
-from etlstage.cli.letters import Letters, chosen, current, find
+from etlstage.cli.letters import Letters, chosen, current, find, find_stored
 from etlstage.cli.options import Json, Overlays, Values, Yes, changes_of, new_app
 from etlstage.cli.screen import columns, confirm
 from etlstage.errors import ConfigError
@@ -88,7 +88,7 @@ def reset_state(
     place: Place, *, overlays: Overlays = None, values: Values = None, yes: Yes = False
 ) -> int:
     """Delete checkpoints, but no dead letters."""
-    state = find(place, changes_of(overlays, values)).state
+    state = find_stored(place, changes_of(overlays, values)).state
     if not os.path.exists(state):
         typer.echo(f"nothing is stored in {_path(state)}")
         return 0
@@ -115,7 +115,7 @@ def take_state_over(
     place: Place, *, overlays: Overlays = None, values: Values = None, yes: Yes = False
 ) -> int:
     """Take the state from a run that holds it, which then can't commit any more."""
-    state = find(place, changes_of(overlays, values)).state
+    state = find_stored(place, changes_of(overlays, values)).state
     holders = {at: _holder(at) for at in (state, *behind(state))}
     taken = {at: holder for at, (held, holder) in holders.items() if held}
     if not taken:

@@ -148,6 +148,26 @@ def test_places_to_look_at(etlstage: Etlstage, place: str) -> None:
     assert result.stdout.splitlines()[-1] == "3 dead letters of stage upper"
 
 
+@pytest.mark.parametrize("command", ["dlq drop", "state reset", "state take-over"])
+@pytest.mark.usefixtures("state")
+def test_exported_letters_are_not_changed(
+    etlstage: Etlstage, tmp_path: Path, command: str
+) -> None:
+    """They can be looked at; the folder around them is no state (issue 26)."""
+    (tmp_path / "sub").mkdir()
+    place = "sub/letters.jsonl"
+    assert etlstage("dlq", "export", "pipeline.yaml", "--to", place).returncode == 0
+    before = sorted(tmp_path.iterdir())
+    refused = etlstage(*command.split(), place, "--yes")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr == (
+        f"etlstage: error: {place}: is an exported copy, as it is not in the folder"
+        " dead_letters of a state directory: give the pipeline file, or its state"
+        " directory\n"
+    )
+    assert sorted(tmp_path.iterdir()) == before
+
+
 @pytest.mark.usefixtures("state")
 def test_pipeline_that_is_changed(etlstage: Etlstage, pipeline: Path) -> None:
     """``--overlay`` and ``--set`` apply as in the run (issue 11)."""
