@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -24,6 +25,7 @@ from etlstage.pipeline.dead_letter.store import FOLDER, SUFFIX, Torn, stage_of_f
 from etlstage.pipeline.delivery.delivery import Delivery
 from etlstage.pipeline.delivery.record import RECORDS
 from etlstage.protocol.registry import dialect_from_plain
+from etlstage.settings.definition import Unread
 from etlstage.testing.dialect import kit_of
 
 __all__ = (
@@ -40,6 +42,8 @@ __all__ = (
 
 NEEDED: Final = ("name", "extract", "load")
 """Keys without which a file is not a pipeline."""
+VALID: Final = ("name", "state")
+"""Keys that must be valid: they name the state directory."""
 
 
 class Letters(NamedTuple):
@@ -80,11 +84,13 @@ def find(place: Path, changes: Changes) -> Letters:
         state = _checked_state(place)
         return Letters(place, state, Settled(state / FOLDER))
     document = _pipeline(place, changes)
+    keys = readable_keys(document, VALID)
     state = state_folder(document)
-    settled = Settled(state / FOLDER)
-    # A stage may have had another name when its letters were written.
-    names = [stage.name for _, stage in readable_keys(document).stages()]
-    stages = list(dict.fromkeys([*names, *settled.stages]))
+    settled, stages = Settled(state / FOLDER), None
+    with suppress(Unread):
+        names = [stage.name for _, stage in keys.stages()]
+        # A stage may have had another name when its letters were written.
+        stages = list(dict.fromkeys([*names, *settled.stages]))
     return Letters(place, state, settled, stages=stages)
 
 
@@ -210,7 +216,7 @@ def _pipeline(path: Path, changes: Changes) -> Document:
     """Return a pipeline file, of which only a few keys need be valid."""
     document = read(path, changes)
     # The rest may be wrong, or need variables that are not set here.
-    ours = [p for p in document.problems if p.loc[:1] in ((), ("name",), ("state",))]
+    ours = [p for p in document.problems if not p.loc or p.loc[0] in VALID]
     document.problems[:] = ours
     document.check()
     missing = [key for key in NEEDED if key not in document.data]

@@ -8,7 +8,7 @@ interpolated values are never shown.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -101,9 +101,21 @@ def cases_of(keys: PipelineKeys, document: Document) -> list[LoadedCase]:
     ]
 
 
-def readable_keys(document: Document) -> PipelineKeys:
-    """Return what can be read of a pipeline file, whatever is wrong with the rest."""
-    return _read(PipelineKeys, document)[0]
+def readable_keys(document: Document, needed: Collection[str] = ()) -> PipelineKeys:
+    """
+    Return what can be read of a pipeline file, whatever is wrong with the rest.
+
+    Args:
+        document: The file.
+        needed: The keys that must be valid.
+
+    Raises:
+        ConfigError: If one of them is not; one line for each.
+
+    """
+    keys, problems = _read(PipelineKeys, document)
+    document.finish(p for p in problems if p.loc and p.loc[0] in needed)
+    return keys
 
 
 def _checked(

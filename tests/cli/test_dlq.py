@@ -204,6 +204,38 @@ def test_pipeline_that_is_wrong_elsewhere(etlstage: Etlstage, pipeline: Path) ->
     assert "state: environment variable NOT_SET_HERE is not set" in result.stderr
 
 
+@pytest.mark.parametrize("wrong", ["nonsense", "{}", "[{name: [upper]}]"])
+@pytest.mark.usefixtures("state")
+def test_pipeline_of_which_no_stage_can_be_read(
+    etlstage: Etlstage, pipeline: Path, wrong: str
+) -> None:
+    """Its names are unknown, so that each is accepted (issue 26)."""
+    text = f"name: letters\nextract: 5\nload: []\ntransform: {wrong}\n"
+    pipeline.write_text(text)
+    for words, last in (((), "4 dead letters"), (("--stage", "x"), "no dead letters")):
+        result = etlstage("dlq", "ls", pipeline, *words)
+        assert result.returncode == 0, result.stderr
+        assert result.stdout.splitlines()[-1].startswith(last)
+    assert etlstage("state", "show", pipeline).returncode == 0
+
+
+@pytest.mark.parametrize("key", ["name", "state"])
+@pytest.mark.parametrize("command", ["dlq ls", "dlq drop", "state show", "state reset"])
+def test_state_whose_name_can_not_be_read(
+    etlstage: Etlstage, pipeline: Path, command: str, key: str
+) -> None:
+    """Another folder must not be taken for it (issue 26)."""
+    keys = {"name": "letters", "extract": "{}", "load": "{}"} | {key: "[a]"}
+    pipeline.write_text("".join(f"{key}: {value}\n" for key, value in keys.items()))
+    line = [*keys].index(key) + 1
+    result = etlstage(*command.split(), "pipeline.yaml")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == (
+        f"etlstage: error: pipeline.yaml:{line}:{len(key) + 3}: {key}: expected text,"
+        " got a list\n"
+    )
+
+
 @pytest.fixture
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the command write to a terminal of 80 columns."""
