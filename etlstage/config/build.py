@@ -201,10 +201,11 @@ def _runner(
     parts: list[Pipeline] = []
     edges: list[DurableEdge] = []
     shared: Session | None = None
-    for part in parts_of(keys):
-        builder = Builder(part, document, limit=limit, shared=shared, **given)
+    for number, part in enumerate(parts_of(keys)):
+        most = limit if number == first else None
+        builder = Builder(part, document, limit=most, shared=shared, **given)
         parts.append(builder.pipeline())
-        shared, limit = builder.site.shared, None
+        shared = builder.site.shared
         if isinstance(end := part.load.end, EdgeSinkKeys):
             assert builder.site.state is not None
             name = durable[len(edges)]

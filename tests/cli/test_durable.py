@@ -308,6 +308,20 @@ def test_part_of_the_input_passes_the_edge(etlstage: Etlstage, tmp_path: Path) -
     assert len(loaded(tmp_path)) == 10
 
 
+def test_limit_is_that_of_the_part_that_runs_first(
+    etlstage: Etlstage, tmp_path: Path
+) -> None:
+    """Of what waits, too, only so many messages are read (issue 26)."""
+    pipeline(tmp_path, [str(n) for n in range(100)])
+    plainly = ("--set", "delivery=at-least-once")
+    for option, limit in (("before", "10"), ("behind", "6")):
+        words = f"--only-{option}", "translate", "--limit", limit
+        done = etlstage("run", "p.yaml", *words, *plainly)
+        assert done.returncode == 0, done.stderr
+    assert "edge translate -> polish: 0 appended, 6 read, 10 wait" in done.stdout
+    assert len(loaded(tmp_path)) == 6
+
+
 def check_kills(
     folder: Path, forks: Forks, kills: int, durable: str, *, seed: int
 ) -> None:
