@@ -133,10 +133,17 @@ def _examples(folder: Path, name: str) -> dict[Path, bytes]:
 
 def _write(folder: Path, files: Mapping[Path, bytes], *, yes: bool) -> None:
     for path in sorted(files):
-        if os.path.exists(path):
+        # A link is in the way even if nothing is there: the file would be made there.
+        if os.path.lexists(path):
             raise ConfigError(
                 f"{path} exists already and is not overwritten; name a new directory"
             )
+        for above in path.relative_to(folder).parents[:-1]:
+            parent = folder / above
+            if os.path.lexists(parent) and not os.path.isdir(parent):
+                raise ConfigError(
+                    f"{parent} exists already and is not a directory; name a new one"
+                )
     if not yes and (others := _others(folder)):
         confirm(
             f"{harmless(str(folder))} has {counted(others, 'other file')}:"

@@ -179,6 +179,27 @@ def test_folder_that_has_files(
     assert etlstage("init", "mine", *words, "--yes").returncode == 0
 
 
+@pytest.mark.parametrize("name", ["workers", "trio", "demo/pipeline.yaml"])
+def test_nothing_is_written_through_a_link_or_beside_a_file(
+    tmp_path: Path, name: str
+) -> None:
+    """No file is written unless all can be, and none outside (issue 26)."""
+    folder, elsewhere = tmp_path / "etl", tmp_path / "elsewhere"
+    place = folder / name
+    place.parent.mkdir(parents=True)
+    place.symlink_to(elsewhere)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ConfigError, match=f"{place} exists already and is not"):
+        copy_examples(folder)
+    assert sorted(tmp_path.rglob("*")) == before
+    if place.parent == folder:
+        place.unlink()
+        place.write_text("a file")
+        with pytest.raises(ConfigError, match=f"{place} exists already and is not a d"):
+            copy_examples(folder)
+        assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_place_that_cant_be_written(tmp_path: Path) -> None:
     """There is a file where a folder should be."""
     (tmp_path / "file").write_text("")
