@@ -353,6 +353,7 @@ class Outgoing:
         self._payload: Callable[[bytes], bytes]
         self._payload = self._packed_twice if packed else self._packer.pack_payload
         self._control: list[bytes] = []
+        # Whole frames; but a payload of _TURN bytes or more comes after its head.
         self._data: deque[bytes] = deque()
         self._size = 0  # bytes of the data
         self._whole: _Whole | None = None
@@ -387,9 +388,13 @@ class Outgoing:
     def chunks(self, number: int, messages: Iterable[bytes]) -> None:
         """Send messages."""
         head = self._head(self.said.chunk, _ONE) % self._packer.pack(number)
+        payload = self._payload
         pieces: list[bytes] = []
         for message in messages:
-            pieces += head, self._payload(message)
+            if len(message) < _TURN:
+                pieces.append(head + payload(message))
+            else:
+                pieces += head, payload(message)
         self._put(pieces)
 
     def choke(self, number: int) -> None:
@@ -410,7 +415,11 @@ class Outgoing:
         pieces: list[bytes] = []
         for number, message in enumerate(messages, first):
             packed = pack(number)
-            pieces += begin % (packed, packed), payload(message), end % packed
+            begun = begin % (packed, packed)
+            if len(message) < _TURN:
+                pieces.append(begun + payload(message) + end % packed)
+            else:
+                pieces += begun, payload(message), end % packed
         self._put(pieces)
 
     def error(self, number: int, category: int, code: int, reason: str) -> None:
@@ -432,20 +441,22 @@ class Outgoing:
         self.drop()
 
     def take(self) -> list[bytes]:
-        """Return the pieces to write next; each takes one system call."""
+        """Return the frames to write next; each piece takes one system call."""
         pieces, self._control = self._control, []
         data = self._data
         if self._size < _TURN:
             pieces += data
             self.drop()
         size = 0
-        while data and size < _TURN:
-            size += len(data[0])
-            self._size -= len(data[0])
-            if size >= _TURN and pieces:
-                # A long frame is not copied.
-                return [b"".join(pieces), data.popleft()]
-            pieces.append(data.popleft())
+        # Frames of the connection may be next, so the last frame has to be whole.
+        while data and (size < _TURN or len(data[0]) >= _TURN):
+            piece = data.popleft()
+            size += len(piece)
+            self._size -= len(piece)
+            if len(piece) >= _TURN and pieces:
+                # A long payload is not copied.
+                return [b"".join(pieces), piece]
+            pieces.append(piece)
         return pieces if len(pieces) < 2 else [b"".join(pieces)]
 
     def _packed_twice(self, message: bytes) -> bytes:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+from unittest.mock import patch
+
 import msgpack
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from etlstage.errors import PayloadTooBig, RemoteProtocolError
+from etlstage.protocol.cocaine import frame
 from etlstage.protocol.cocaine.frame import (
     MOST_TEXT,
     ONE,
@@ -284,3 +290,43 @@ def test_short_frames_are_one_piece_and_a_long_one_is_not_copied() -> None:
     assert [len(piece) for piece in out.take()] == [16, 300_005]
     assert [len(piece) for piece in out.take()] == [6]
     assert out.take() == []
+
+
+@pytest.mark.parametrize("words", [ZERO, ONE])
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["chunks", "whole", "beat"]),
+            st.lists(st.integers(0, 100), max_size=20),
+            st.integers(0, 3),
+        )
+    )
+)
+def test_heartbeat_comes_between_frames_and_never_inside_one(
+    words: Words, steps: list[tuple[str, list[int], int]]
+) -> None:
+    """Whatever the sizes, and whenever the bytes are taken (issue 22)."""
+    out = Outgoing(words, Encoding.RAW, packed=False)
+    given_, taken, beats = [], b"", 0
+    with patch.object(frame, "_TURN", 64):
+        for what, sizes, times in steps:
+            messages = [b"x" * size for size in sizes]
+            if what == "beat":
+                out.beat()
+                beats += 1
+            else:
+                given_ += messages
+            if what == "chunks":
+                out.chunks(2, messages)
+            elif what == "whole":
+                out.whole(130, "e", messages)
+            for _ in range(times):
+                taken += b"".join(out.take())
+        while pieces := out.take():
+            taken += b"".join(pieces)
+
+    found: list[Any] = list(Frames(100).feed(taken))
+    control = 0 if words.channel_first else 1
+    assert [each[control] for each in found].count(words.control) == beats
+    arguments = [each[2][0] for each in found if each[2]]
+    assert [each for each in arguments if each != b"e"] == given_

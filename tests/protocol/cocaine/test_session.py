@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import chain
 
 import msgpack
 import pytest
@@ -634,6 +635,26 @@ def test_answers_to_heartbeats_come_before_chunks() -> None:
     assert received(theirs, b"".join(first + rest))[-1] == Added(
         1, tuple([bytes(1000)] * 1000), ended=True
     )
+
+
+@pytest.mark.parametrize("size", [95, 126])
+def test_heartbeat_does_not_split_a_chunk(size: int) -> None:
+    """On either side, with chunks that end around a full part (issue 22)."""
+    ours, theirs = supervisor(), worker()
+    messages = [bytes(size)] * 5000
+    begun = received(theirs, sent(ours, opened(1, ended=False)))
+    assert [type(event) for event in begun] == [Opened]
+    for here, there in ((ours, theirs), (theirs, ours)):
+        here.send(Added(1, messages))
+        found: list[Event] = []
+        while some := b"".join(here.data_to_send()):
+            found += received(there, some)
+            there.data_to_send()
+            if len(some) > size:
+                here.send(Alive())
+        chunks = [list(event.messages) for event in found if isinstance(event, Added)]
+        assert list(chain.from_iterable(chunks)) == messages
+        assert {type(event) for event in found} == {Added, Alive}
 
 
 def test_worker_that_is_not_read_is_not_missed_and_does_not_miss_us() -> None:
