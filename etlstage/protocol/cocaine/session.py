@@ -176,6 +176,10 @@ class ConnectionState(Enum):
     """The peer broke the protocol."""
 
 
+_BEATING: Final = (ConnectionState.ACTIVE, ConnectionState.SEALED)
+"""States in which the worker has to beat."""
+
+
 class CocaineSession:
     """
     A connection, without I/O.
@@ -257,7 +261,7 @@ class CocaineSession:
         self._tick(now)
         if self.state is ConnectionState.ERROR:
             return
-        if self.state is ConnectionState.ACTIVE and self._ours:
+        if self.state in _BEATING and self._ours:
             self._alarms.cancel(Alarm.UNHEARD)
             self._alarms.set(Alarm.HEARTBEAT)
         try:
@@ -273,7 +277,7 @@ class CocaineSession:
     def reading_paused(self, now: float, /) -> None:
         """Expect no heartbeats, but send some: the worker awaits answers to its own."""
         self._tick(now)
-        if self.state is ConnectionState.ACTIVE and self._ours:
+        if self.state in _BEATING and self._ours:
             self._alarms.cancel(Alarm.HEARTBEAT)
             self._alarms.set(Alarm.UNHEARD)
 

@@ -464,6 +464,24 @@ def test_open_sessions_have_so_long_to_end() -> None:
     assert session.get_timer() is None
 
 
+def test_worker_beats_while_its_open_sessions_end() -> None:
+    """It is at fault only once it stops, also while we don't read it (issue 22)."""
+    deadlines = Deadlines(heartbeat=4.0, seal=30.0)
+    session = supervisor(deadlines=deadlines)
+    sent(session, opened(1), BYE)
+    assert received(session, BEAT, 3.0) == [Alive()]
+    assert session.get_timer() == 7.0
+    session.data_to_send()
+    session.reading_paused(6.0)
+    assert session.get_timer() == 8.0
+    session.handle_timer(8.0)
+    assert session.data_to_send() == [BEAT]
+    received(session, BEAT, 9.0)
+    session.handle_timer(13.0)
+
+    assert failure(session.events_received()) == ("there was no heartbeat within 4 s")
+
+
 def test_cancelling_the_last_session_is_its_end() -> None:
     """Nothing is left to wait for, so terminate is sent."""
     session = supervisor()
