@@ -330,8 +330,11 @@ class Link:
         # What there is no room for stays with the caller, which then waits.
         dispatch, unsent = self.dispatch, self._outgoing.unsent
         while not unsent and (added := dispatch.next_added()) is not None:
-            with suppress(LocalProtocolError):  # the farewell was sent
+            try:
                 self._session.send(added, anyio.current_time())
+            except LocalProtocolError:  # a terminate was sent, or its end is near
+                error = self._worker.errors.lost("ended before it had all input")
+                dispatch.dialogues[added.id].undelivered = error
             self._flush()
 
     def _follow_consumer(self) -> None:

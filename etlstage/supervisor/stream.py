@@ -204,7 +204,8 @@ class WorkerSession:
 
     - WorkerRefusal: the worker rejected the session, and lives on;
     - TimeoutError: it took longer than ``timeout.message``, and was cancelled;
-    - WorkerLost, or RemoteProtocolError: its worker died, or broke the protocol;
+    - WorkerLost, or RemoteProtocolError: its worker died, ended before it had all
+      input, or broke the protocol;
     - StageFailed: all workers failed.
 
     Sessions share the connection to their worker: while the reply of one is not read,

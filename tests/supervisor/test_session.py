@@ -406,6 +406,58 @@ async def test_session_that_outlives_the_supervisor_is_lost() -> None:
     assert [e.messages for e in workers.heard(Added)] == [[b"a"], [b"b"]]
 
 
+async def test_worker_that_terminates_gets_what_is_added_to_its_sessions() -> None:
+    """With ``terminate: drain``, until they have ended (issue 22)."""
+
+    async def leave(worker: CocaineWorker, event: Event) -> int | None:
+        await echo(worker, event)
+        match event:
+            case Added(messages=[b"one"]):
+                await worker.write(b"\x93\x01\x01\x92\x01\xa6enough")
+            case Added(ended=True):
+                return 0
+        return None
+
+    dialect = CocaineDialect(terminate="drain", seal=3.0)
+    async with (
+        AsyncSupervisor(stage(dialect), launch=Workers(leave)) as supervisor,
+        supervisor.session() as session,
+    ):
+        for word in (b"one", b"two"):
+            await session.send(word)
+            assert await anext(session) == word.upper()
+            await anyio.sleep(1)
+        await session.choke()
+        assert await rest(session) == []
+
+
+async def test_reply_without_all_input_is_an_error() -> None:
+    """A worker may still end its session after it was asked to terminate (issue 22)."""
+
+    async def end_late(worker: CocaineWorker, event: Event) -> None:
+        match event:
+            case Added(id_):
+                await anyio.sleep(2)
+                await worker.say(Ended(id_, [(b"total",)]))
+
+    brief = stage(CocaineDialect(seal=1.0), timeout=Timeouts(stop=3))
+    workers = Workers(end_late, obeys=False)
+    async with (
+        AsyncSupervisor(brief, launch=workers) as supervisor,
+        supervisor.session() as session,
+        anyio.create_task_group() as tasks,
+    ):
+        await session.send(b"a")
+        await anyio.sleep(0.5)
+        tasks.start_soon(supervisor.aclose)
+        await anyio.sleep(1.2)
+        await session.send(b"b")
+        assert await anext(session) == b"total"
+        with pytest.raises(WorkerLost, match="ended before it had all input"):
+            await anext(session)
+    assert all(e.messages != [b"b"] for e in workers.heard(Added))
+
+
 async def test_what_can_not_be_a_session_is_reported() -> None:
     """Because of the dialect, the kind of the stage, or the pending messages."""
     marker = Stage(name="m", worker=("w",))

@@ -377,7 +377,9 @@ class CocaineSession:
             # This is allowed at any time: the caller does not know the state.
             self._cancel(event)
             return
-        if self.state in (ConnectionState.ENDED, ConnectionState.ERROR):
+        # A worker that sent terminate may need more to end its open sessions.
+        drains = isinstance(event, Added) and self._alarms.waits(Alarm.DRAIN)
+        if self.state in (ConnectionState.ENDED, ConnectionState.ERROR) and not drains:
             raise self._forbidden(event)
         match event:
             case Opened() if self._ours and self.room >= _count(event):

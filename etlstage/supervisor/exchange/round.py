@@ -185,6 +185,8 @@ class Dialogue(Round):
         """The caller has ended its input."""
         self.expired: bool = False
         """It took too long and was cancelled; its worker lives on."""
+        self.undelivered: EtlstageError | None = None
+        """Why the worker did not get all input; a reply to the rest is no success."""
         self._input: list[bytes] = []
         self._cost = 0  # bytes of memory that these take
         self._taken = False
@@ -226,6 +228,10 @@ class Dialogue(Round):
         self._taken, self._end_taken = True, self.ended
         self._on_outcome()
         return chunks, self.ended
+
+    def deliver(self, outcome: Outcome) -> None:
+        """Take the end; it is an error if some input was not delivered."""
+        super().deliver(outcome._replace(error=outcome.error or self.undelivered))
 
     def abandon(self) -> None:
         """Drop all that waits, and wake the task that waits for it."""

@@ -522,6 +522,20 @@ def test_worker_that_terminates_may_end_its_sessions() -> None:
     )
 
 
+def test_worker_that_terminates_gets_the_rest_of_its_open_sessions() -> None:
+    """It may need that to end them; but it gets no new ones (issue 22)."""
+    session = supervisor(soft=True)
+    sent(session, opened(1, ended=False))
+    received(session, TERMINATE)
+
+    with pytest.raises(LocalProtocolError, match="can't send Opened in state ENDED"):
+        session.send(opened(2))
+    assert sent(session, Added(1, [b"a"], True)) == frames([2, 0, [b"a"]], [2, 2, []])
+    received(session, frames([2, 2, []]))
+    with pytest.raises(LocalProtocolError, match="can't send Added in state ENDED"):
+        session.send(Added(1, [b"b"]))
+
+
 def test_worker_that_terminates_and_does_not_end_its_sessions_is_at_fault() -> None:
     """Callers wait for its sessions."""
     session = supervisor(soft=True, deadlines=Deadlines(seal=3.0))

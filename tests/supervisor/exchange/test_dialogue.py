@@ -64,6 +64,16 @@ def test_nothing_is_sent_behind_the_end(error: WorkerLost | None) -> None:
     assert dialogue.error is error
 
 
+def test_reply_to_a_part_of_the_input_is_an_error() -> None:
+    """Its outputs are passed on before; another error counts more (issue 22)."""
+    for error in (None, WorkerLost("died", stage="t")):
+        dialogue = opened()
+        dialogue.undelivered = undelivered = WorkerLost("ended", stage="t")
+        end(dialogue, b"last", error=error)
+        assert dialogue.outputs() == ([] if error else [[b"last"]])
+        assert dialogue.error is (error or undelivered)
+
+
 def test_who_waits_for_it_hears_that_it_is_forgotten() -> None:
     """Messages that were to be sent are dropped."""
     calls: list[int] = []
