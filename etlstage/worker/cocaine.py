@@ -31,11 +31,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from queue import SimpleQueue
-from threading import Lock, Semaphore, Thread
+from threading import Condition, Lock, Thread
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 from etlstage.errors import ConfigError, LocalProtocolError
+from etlstage.messages import cost_of
 from etlstage.protocol import events
 from etlstage.protocol.base import Limits, Side
 from etlstage.protocol.events import (
@@ -61,9 +62,8 @@ _CATEGORY: Final = 42
 _RAISED: Final = 100
 _UNKNOWN: Final = 200
 _LOST: Final = 1  # exit status
-_UNSENT: Final = 16 * 1024 * 1024  # unsent bytes at which handlers wait
+_UNSENT: Final = 16 * 1024 * 1024  # bytes of memory of output: handlers wait
 _CHUNK: Final = 256 * 1024  # bytes per read
-_PLACES: Final = _UNSENT // _CHUNK
 _CODES: Final = range(-(2**63), 2**63)  # error codes that a frame can hold
 # The supervisor decides how large a message may be.
 _UNLIMITED = Limits(2**31, 2**31)
@@ -134,7 +134,7 @@ class Response:
             remedy = "; use .encode()" if isinstance(chunk, str) else ""
             raise TypeError(f"chunk is {_kind(chunk)}, expected bytes{remedy}")
         self._check()
-        self._send(len(chunk), Added(self._id, [chunk]))
+        self._send(cost_of([chunk]), Added(self._id, [chunk]))
 
     def close(self) -> None:
         """End the response; safe to call twice."""
@@ -258,14 +258,14 @@ class _Worker:
         os.set_blocking(self._ears, False)
         os.set_blocking(self._bell, False)
         self._outgoing: SimpleQueue[tuple[int, Event]] = SimpleQueue()
-        self._room = Semaphore(_PLACES)
-        self._door = Lock()
+        self._room = Condition(Lock())  # guards the next two
+        self._queued = 0  # bytes in the queue
+        self._left = 0  # bytes behind it, which the socket has not taken
         self._jobs: SimpleQueue[tuple[int, Request]] = SimpleQueue()
         self._started = 0  # threads
         self._threads = threads
         self._open: dict[int, Request] = {}
         self._unsent = bytearray()
-        self._paid = 0  # places in the room that unsent bytes take
         self._leaving: Farewell | None = None
         self._status: int | None = None  # with which a handler ends the process
         self._session.send(Ready(options["--uuid"]), monotonic())
@@ -283,11 +283,12 @@ class _Worker:
         """Wait for something to do, and do it; return the exit status at the end."""
         session, wire = self._session, self._wire.fileno()
         status = self._status
-        self._hear_handlers()
+        heard = self._hear_handlers()
         if self._leaving is not None and not self._open:
             session.send(self._leaving, monotonic())
             self._leaving = None
         self._write()
+        self._make_room(heard)
         timer = session.get_timer()
         wait = None if timer is None else max(0.0, timer - monotonic())
         writing = [wire] if self._unsent else []
@@ -346,19 +347,30 @@ class _Worker:
                 del self._unsent[: self._wire.send(self._unsent)]
             except BlockingIOError:
                 break
-        if self._paid and len(self._unsent) < _UNSENT // 2:
-            self._room.release(self._paid)
-            self._paid = 0
+
+    def _make_room(self, heard: int) -> None:
+        """Let handlers go on if little is unsent, after ``heard`` bytes of theirs."""
+        with self._room:
+            self._queued -= heard
+            self._left = self._session.unsent + len(self._unsent)
+            if not self._full:
+                self._room.notify_all()
+
+    @property
+    def _full(self) -> bool:
+        return self._queued + self._left >= _UNSENT
 
     def _ask(self) -> bool:
         """Get the bytes that the session has to send; return whether there are any."""
         self._unsent += b"".join(self._session.data_to_send())
         return bool(self._unsent)
 
-    def _hear_handlers(self) -> None:
+    def _hear_handlers(self) -> int:
+        """Send what handlers have queued; return its size in bytes."""
+        heard = 0
         while not self._outgoing.empty():
-            places, event = self._outgoing.get()
-            self._paid += places
+            size, event = self._outgoing.get()
+            heard += size
             try:
                 self._session.send(event, monotonic())
             except LocalProtocolError:
@@ -366,17 +378,18 @@ class _Worker:
             finally:
                 if isinstance(event, Ended):
                     self._open.pop(event.first, None)
+        return heard
 
     # --- in other threads -----------------------------------------------------
 
     def _send(self, size: int, event: Event) -> None:
         """Queue an event of ``size`` bytes; wait while there is no room for it."""
-        places = min(size // _CHUNK, _PLACES)
-        # One at a time: two that each hold a part of their places would deadlock.
-        with self._door:
-            for _ in range(places):
-                self._room.acquire()
-        self._outgoing.put((places, event))
+        if size:
+            with self._room:
+                while self._full:
+                    self._room.wait()
+                self._queued += size
+        self._outgoing.put((size, event))
         self._wake()
 
     def _wake(self) -> None:

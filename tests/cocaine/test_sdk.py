@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -251,6 +252,42 @@ def test_session_is_kept_open(backend: str) -> None:
             assert [chunk async for chunk in session] == chunks
 
     anyio.run(main, backend=backend)
+
+
+POUR = """
+import os, sys
+from etlstage.worker import cocaine
+
+def pour(request, response):
+    size = int(sys.argv[1])
+    with open(sys.argv[2], "wb", buffering=0) as progress:
+        for written in range(0, 48 * 1024 * 1024, size):
+            response.write(bytes(size))
+            progress.write(b"." * ((written + size >> 20) - (written >> 20)))
+
+cocaine.run({"pour": pour})
+"""
+
+
+@pytest.mark.parametrize("size", [1000, 300_000])
+async def test_handler_waits_while_its_output_is_not_read(
+    tmp_path: Path, size: int
+) -> None:
+    """It goes on when it is: chunks of any size take bounded memory (issue 22)."""
+    progress = tmp_path / "progress"
+    os.mkfifo(progress)
+    command = (sys.executable, "-c", POUR, str(size), str(progress))
+    async with talking(command) as talk:
+        talk.send(Opened(1, [b""], each=False, event="pour"))
+        await talk.until(lambda: True)
+        with progress.open("rb", buffering=0) as lines:
+            written = 0
+            while select.select([lines], [], [], 1.0)[0] and (some := lines.read(99)):
+                written += len(some)
+            assert written < 24
+            await talk.until(lambda: 1 in talk.ended)
+            assert written + len(lines.read(99) or b"") == 48
+        assert sum(map(len, talk.outputs[1])) >= 48 * 1024 * 1024
 
 
 async def test_epochs_are_loaded_and_committed(tmp_path: Path) -> None:

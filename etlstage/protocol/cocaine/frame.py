@@ -20,6 +20,7 @@ from etlstage.errors import (
     PayloadTooBig,
     RemoteProtocolError,
 )
+from etlstage.messages import OVERHEAD
 
 __all__ = (
     "MOST_TEXT",
@@ -366,6 +367,11 @@ class Outgoing:
                 "the protocol version of the worker is not known yet"
             )
         return self.words
+
+    @property
+    def unsent(self) -> int:
+        """Bytes of memory of the frames of sessions that were not taken."""
+        return self._size + OVERHEAD * len(self._data)
 
     def hello(self, identity: str) -> None:
         """Send the handshake of a worker."""

@@ -246,6 +246,11 @@ class CocaineSession:
         return next(v for v in CocaineVersion if v.words is self._out.words)
 
     @property
+    def unsent(self) -> int:
+        """Bytes of memory that wait for :meth:`data_to_send`."""
+        return self._out.unsent
+
+    @property
     def owed(self) -> int:
         return len(self._sessions)
 

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etlstage.errors import PayloadTooBig, RemoteProtocolError
+from etlstage.messages import OVERHEAD
 from etlstage.protocol.cocaine import frame
 from etlstage.protocol.cocaine.frame import (
     MOST_TEXT,
@@ -280,6 +281,15 @@ def test_what_was_not_taken_can_be_forgotten() -> None:
         out.beat()
         forget()
         assert len(out.take()) == left
+
+
+def test_memory_of_what_was_not_taken_is_known() -> None:
+    """Each frame takes more than its bytes (issue 22)."""
+    out = Outgoing(ONE, Encoding.RAW, packed=False)
+    out.chunks(2, [b"a", b"b"])
+    assert out.unsent == 2 * (6 + OVERHEAD)
+    out.take()
+    assert out.unsent == 0
 
 
 def test_short_frames_are_one_piece_and_a_long_one_is_not_copied() -> None:

@@ -689,6 +689,16 @@ def test_heartbeat_does_not_split_a_chunk(size: int) -> None:
         assert {type(event) for event in found} == {Added, Alive}
 
 
+def test_memory_of_output_is_known_until_it_is_taken() -> None:
+    """A worker that is not read may wait with more (issue 22)."""
+    session = worker()
+    received(session, frames([2, 0, [b"x"]]))
+    session.send(Added(1, [bytes(1000)]))
+    assert session.unsent > 1000
+    session.data_to_send()
+    assert session.unsent == 0
+
+
 def test_worker_that_is_not_read_is_not_missed_and_does_not_miss_us() -> None:
     """Its heartbeats wait after data that we don't read yet."""
     theirs = worker(deadlines=Deadlines(beat=10.0, disown=60.0))
