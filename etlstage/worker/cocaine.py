@@ -263,6 +263,8 @@ class _Worker:
         self._left = 0  # bytes behind it, which the socket has not taken
         self._jobs: SimpleQueue[tuple[int, Request]] = SimpleQueue()
         self._started = 0  # threads
+        self._idle = 0  # threads without a session, less the sessions that wait
+        self._door = Lock()  # guards it
         self._threads = threads
         self._open: dict[int, Request] = {}
         self._unsent = bytearray()
@@ -335,9 +337,16 @@ class _Worker:
 
     def _begin(self, id_: int, request: Request) -> None:
         self._jobs.put((id_, request))
-        if len(self._open) > self._started and self._started < self._threads:
+        if self._freed(-1) < 0 and self._started < self._threads:
             self._started += 1
+            self._freed(1)
             Thread(target=self._handle_all, daemon=True).start()
+
+    def _freed(self, threads: int) -> int:
+        """Add to the number of idle threads; return it."""
+        with self._door:
+            self._idle += threads
+            return self._idle
 
     def _write(self) -> None:
         # The session returns a part at a time, and is asked for more once that is
@@ -404,6 +413,7 @@ class _Worker:
             except BaseException as error:
                 self._status = _status_of(error)
                 self._wake()
+            self._freed(1)
 
     def _handle(self, response: Response, request: Request) -> None:
         handler: Callable[..., Any] | None = self._handlers.get(request.event)

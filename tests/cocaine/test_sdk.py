@@ -8,6 +8,7 @@ import select
 import socket
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -252,6 +253,32 @@ def test_session_is_kept_open(backend: str) -> None:
             assert [chunk async for chunk in session] == chunks
 
     anyio.run(main, backend=backend)
+
+
+LATER = """
+import queue
+from etlstage.worker import cocaine
+
+freed = queue.SimpleQueue()
+
+def later(request, response):
+    response.close()
+    freed.get()
+    freed.put(None)
+
+def free(request, response):
+    freed.put(None)
+
+cocaine.run({"later": later, "free": free}, threads=3)
+"""
+
+
+async def test_handler_may_work_on_after_its_answer() -> None:
+    """New sessions are handled by other threads meanwhile (issue 22)."""
+    async with talking((sys.executable, "-c", LATER)) as talk:
+        for id_, event in enumerate(("later", "later", "free", "free", "free"), 1):
+            talk.send(Opened(id_, [b""], each=False, event=event))
+            await talk.until(partial(talk.ended.__contains__, id_))
 
 
 POUR = """
