@@ -399,9 +399,9 @@ class KclSession:
             )
             if not ranks:
                 return
+        self._out.append(records_line(self._row, messages, ranks))
         self._open.give(first, messages, ranks)
         self._given = len(ranks)
-        self._out.append(records_line(self._row, messages, ranks))
         self.state = State.PROCESSING
 
     def _committed(self, position: object, error: str | None) -> None:

@@ -30,6 +30,15 @@ LONGEST_KEY: Final = 256
 """Maximal length of a partition key, in characters, which is that of Kinesis."""
 
 
+_NUMBERS: Final = {
+    RecordColumn.SUB: "sub-sequence number",
+    RecordColumn.ARRIVAL: "arrival",
+    RecordColumn.BEHIND: "delay behind the end of the shard",
+}
+"""The columns of whole numbers, which may be missing."""
+_WHOLE: Final = {int, type(None)}
+
+
 class _Given(NamedTuple):
     """Records of one action, from exchange ``first`` on."""
 
@@ -70,12 +79,15 @@ class Uncommitted:
         Without a column of sequence numbers, positions are counted from the last one.
 
         Raises:
-            InvalidMessage: If a number is wrong or does not rise, or a key is wrong.
+            InvalidMessage: If a number is wrong or does not rise, or a key or another
+                column is wrong.
 
         """
         columns = messages.columns if isinstance(messages, AnnotatedRun) else {}
         if RecordColumn.PARTITION in columns:
             self._check_keys(columns[RecordColumn.PARTITION])
+        for name, what in _NUMBERS.items():
+            self._check_numbers(columns.get(name) or (), what)
         sequences = columns.get(RecordColumn.SEQUENCE)
         if sequences is None:
             # Sentinels are below 0, and the end of a shard above all numbers.
@@ -156,7 +168,23 @@ class Uncommitted:
                     f" {LONGEST_KEY} characters",
                 )
 
+    def _check_numbers(self, numbers: Sequence[Any], what: str) -> None:
+        if set(map(type, numbers)) <= _WHOLE:
+            return
+        for place, number in enumerate(numbers):
+            if not _is_whole(number):
+                text = f"its {what} is {number!r}, expected a whole number"
+                raise self._refused(place, text)
+
     def _refused(self, place: int, text: str) -> InvalidMessage:
         return InvalidMessage(
             f"shard {self._shard}: record {place}: {text}", index=place
         )
+
+
+def _is_whole(number: Any) -> bool:  # noqa: ANN401 - of any type
+    """Return whether a line can hold a number, which a frame may have as a float."""
+    try:
+        return number is None or bool(int(number) == number)
+    except (TypeError, ValueError, OverflowError):
+        return False

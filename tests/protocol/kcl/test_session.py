@@ -99,6 +99,20 @@ def test_only_runs_of_records_are_given() -> None:
     assert (session.state, said(session)) == (State.READY, b"")
 
 
+@ALL
+def test_record_that_can_not_be_sent_is_not_open(version: Version) -> None:
+    """It is refused, or the caller's error; the next has its number (issue 25)."""
+    session = begun(version)
+    wrong = AnnotatedRun([b"x"], sequence=["1"], arrival=["2026-01-01"])
+    with pytest.raises(InvalidMessage, match="its arrival is '2026-01-01'"):
+        session.send(Opened(1, wrong), 0.0)
+    with pytest.raises(ValueError, match="zip"):
+        session.send(Opened(1, AnnotatedRun([b"x", b"y"], partition=["k"])), 0.0)
+    assert (session.state, session.uncommitted) == (State.READY, 0)
+    session.send(Opened(1, AnnotatedRun([b"x"], sequence=["1"])), 0.0)
+    assert session.uncommitted == 1
+
+
 def test_an_empty_list_may_be_given() -> None:
     """It opens no exchange."""
     session = begun()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import date
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -59,6 +61,16 @@ def test_counting_goes_on() -> None:
         ({"partition": ["a", None]}, 1, "its partition key is None, expected text"),
         ({"partition": ["", "a"]}, 0, "is 0 characters, expected text of 1 to 256"),
         ({"partition": ["a" * 257]}, 0, "is 257 characters"),
+        (
+            {"sequence": [5, 6], "sub": [0, "0"]},
+            1,
+            "its sub-sequence number is '0', expected a whole number",
+        ),
+        ({"sub": [0.5]}, 0, "its sub-sequence number is 0.5"),
+        ({"arrival": [1, None, "2026-01-01"]}, 2, "its arrival is '2026-01-01'"),
+        ({"arrival": [date(2026, 1, 1)]}, 0, "its arrival is datetime.date"),
+        ({"behind": [float("nan")]}, 0, "its delay behind the end of the shard is nan"),
+        ({"behind": [1.0, float("inf")]}, 1, "is inf, expected a whole number"),
     ],
 )
 def test_records_that_are_none_are_refused(
@@ -73,6 +85,12 @@ def test_records_that_are_none_are_refused(
 
     assert caught.value.index == index
     assert str(caught.value).startswith(f"shard s-1: record {index}: ")
+
+
+def test_whole_numbers_may_be_floats() -> None:
+    """A frame with missing values has no others (issue 25)."""
+    run = AnnotatedRun([b"x"] * 2, sub=[0.0, None], arrival=[1.0, None])
+    assert opened().ranks(run) == [(1, 0), (2, 0)]
 
 
 def test_records_put_as_one_rise_by_their_sub_sequence_numbers() -> None:
