@@ -49,6 +49,7 @@ __all__ = (
     "SizeOrZero",
     "Variables",
     "Window",
+    "as_duration",
     "is_reader_name",
     "local_path",
     "of_files",
@@ -80,6 +81,13 @@ def is_reader_name(name: str) -> bool:
     """Return whether a reader of journals may have this name, as its files do."""
     plain = name.replace("-", "").replace("_", "").replace(".", "").isalnum()
     return plain and name[0] != "." and len(name.encode()) <= _READER
+
+
+def as_duration(seconds: float) -> float | str:
+    """Return a duration as it is written in a file: with its unit, where that is exact."""
+    text = f"{seconds:g}"
+    # A number with a unit has no exponent; seconds need no unit.
+    return f"{text}s" if "e" not in text and float(text) == seconds else seconds
 
 
 class _Quantity(Kind):

@@ -193,3 +193,13 @@ def test_name_of_a_reader(name: str) -> None:
 def test_name_that_no_reader_has(name: str) -> None:
     """Hidden files are not looked at, and the system limits names (issue 24)."""
     assert not units.is_reader_name(name)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "written"),
+    [(60.0, "60s"), (2.5, "2.5s"), (1e6, 1e6), (1e-5, 1e-5), (12345.678, 12345.678)],
+)
+def test_duration_is_written_exactly(seconds: float, written: object) -> None:
+    """With a unit, unless that would need an exponent or be rounded (issue 25)."""
+    assert units.as_duration(seconds) == written
+    assert units.DURATION.read(units.as_duration(seconds)) == seconds

@@ -33,7 +33,7 @@ from etlstage.settings.definition import (
 )
 from etlstage.settings.kind import Choice, Noun
 from etlstage.settings.problem import Problem
-from etlstage.settings.units import Argument, Count, Duration
+from etlstage.settings.units import Argument, Count, Duration, as_duration
 
 __all__ = ("CocaineDialect", "Payload", "translated")
 
@@ -217,19 +217,19 @@ def _driver_rules(given: Mapping[str, Any]) -> Iterable[Problem]:
 _Keys: TypeAlias = dict[str, dict[str, object]]
 
 
-# For each of Cocaine's keys our mapping and key, and the unit.
-_OURS: Final[dict[str, tuple[str, str, str]]] = {
-    "startup-timeout": ("timeout", "start", "s"),
-    "handshake-timeout": ("dialect", "handshake", "s"),
-    "heartbeat-timeout": ("timeout", "heartbeat", "s"),
-    "request-timeout": ("timeout", "message", "s"),
-    "idle-timeout": ("workers", "idle", "s"),
-    "seal-timeout": ("dialect", "seal", "s"),
-    "termination-timeout": ("timeout", "stop", "s"),
-    "terminate-timeout": ("timeout", "stop", "s"),
-    "concurrency": ("dialect", "concurrency", ""),
-    "pool-limit": ("workers", "max", ""),
-    "grow-threshold": ("workers", "grow_at", ""),
+# For each of Cocaine's keys our mapping and key, and whether it is in seconds.
+_OURS: Final[dict[str, tuple[str, str, bool]]] = {
+    "startup-timeout": ("timeout", "start", True),
+    "handshake-timeout": ("dialect", "handshake", True),
+    "heartbeat-timeout": ("timeout", "heartbeat", True),
+    "request-timeout": ("timeout", "message", True),
+    "idle-timeout": ("workers", "idle", True),
+    "seal-timeout": ("dialect", "seal", True),
+    "termination-timeout": ("timeout", "stop", True),
+    "terminate-timeout": ("timeout", "stop", True),
+    "concurrency": ("dialect", "concurrency", False),
+    "pool-limit": ("workers", "max", False),
+    "grow-threshold": ("workers", "grow_at", False),
 }
 _WHOLE: Final = ("concurrency", "pool-limit")
 _DROPPED: Final = {
@@ -297,10 +297,8 @@ def _translate(keys: _Keys, name: str, value: object) -> str:
         raise ConfigError(f"profile: {name}: expected {wanted}, got {value!r}")
     if not value:
         return f"{name}: 0 is not allowed here, so the default applies"
-    group, key, unit = _OURS[name]
-    text = f"{value:g}{unit}"
-    # A number with a unit has no exponent; seconds need no unit.
-    keys.setdefault(group, {})[key] = text if unit and "e" not in text else value
+    group, key, seconds = _OURS[name]
+    keys.setdefault(group, {})[key] = as_duration(value) if seconds else value
     return ""
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final, TypeAlias
 
 from etlstage.errors import ConfigError, guess
+from etlstage.settings.units import as_duration
 
 __all__ = ("read_properties", "translated")
 
@@ -205,7 +206,7 @@ def _translate(
                 return "false is the default: no empty lists are given"
             between = "idleTimeBetweenReadsInMillis"
             idle = _whole(between, properties.get(between, _IDLE))
-            keys["dialect"]["empty_after"] = f"{max(1, idle) / 1000:g}s"
+            keys["dialect"]["empty_after"] = as_duration(max(1, idle) / 1000)
         case "idleTimeBetweenReadsInMillis" if stream is None:
             asked = properties.get(_EMPTY, "")
             return "" if asked.lower() == "true" else _NO_STREAM
@@ -238,7 +239,7 @@ def _seconds(keys: _Keys, name: str, value: str) -> str:
     seconds = _whole(name, value) / unit
     if not seconds:
         return f"0 is not allowed here: {group}.{key} keeps its default"
-    keys.setdefault(group, {})[key] = f"{seconds:g}s"
+    keys.setdefault(group, {})[key] = as_duration(seconds)
     return ""
 
 

@@ -238,6 +238,13 @@ def test_long_time_is_a_number_of_seconds() -> None:
     assert DURATION.read(keys["workers"]["idle"]) == 1e9
 
 
+def test_time_is_not_rounded() -> None:
+    """A short text has six digits (issue 22)."""
+    keys, _ = translated({"idle-timeout": 12345.678}, MANIFEST)
+
+    assert DURATION.read(keys["workers"]["idle"]) == 12345.678
+
+
 @pytest.mark.parametrize(
     ("name", "value", "wanted"),
     [

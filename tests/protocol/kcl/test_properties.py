@@ -9,6 +9,7 @@ import pytest
 from etlstage.errors import ConfigError
 from etlstage.protocol.kcl.properties import read_properties, translated
 from etlstage.protocol.registry import translation
+from etlstage.settings.units import DURATION
 
 pytestmark = pytest.mark.core
 
@@ -136,6 +137,21 @@ def test_where_a_stream_begins(lines: str, begin: str) -> None:
     assert extract["kinesis"]["from"] == begin
     assert extract["kinesis"]["stream"] == "arn:aws:kinesis:r:1:stream/s"
     assert dropped == ["streamName: streamArn is used instead"]
+
+
+def test_times_are_exact_and_read_again() -> None:
+    """Also those that a short text would round, or write as 1e+06s (issue 25)."""
+    keys, _, _ = translated(
+        PROGRAM + "timeoutInSeconds = 1000000\nfailoverTimeMillis = 12345678\n"
+        "callProcessRecordsEvenForEmptyRecordList = true\n"
+        "idleTimeBetweenReadsInMillis = 1234567890\n"
+    )
+    for written, seconds in (
+        (keys["timeout"]["message"], 1_000_000),
+        (keys["shards"]["failover"], 12345.678),
+        (keys["dialect"]["empty_after"], 1234567.89),
+    ):
+        assert DURATION.read(written) == seconds
 
 
 def test_empty_lists_come_as_daemons_read() -> None:
