@@ -60,6 +60,11 @@ def open_session(
             " keys batch and dialect of the stage, or make the worker with"
             f" {_MADE_WITH[asked]}"
         )
+    if "ETLSTAGE_EOB_AFTER_FULL" in os.environ:
+        _refuse(
+            "the stage has eob_after_full: false, this worker waits for EOB after each"
+            " batch: remove that key of its dialect"
+        )
     try:
         descriptors = take_over()
     except OSError as error:
@@ -70,7 +75,14 @@ def open_session(
             f" `etlstage run`. Type messages, each ended by {escape(markers.eom)};"
             " Ctrl-D ends the input"
         )
-    protocol = MarkerProtocol(Side.WORKER, mode, markers, limits=_UNLIMITED)
+    protocol = MarkerProtocol(
+        Side.WORKER,
+        mode,
+        markers,
+        limits=_UNLIMITED,
+        eob_then_eom="ETLSTAGE_EOB_THEN_EOM" in os.environ,
+        bnc_after_eob="ETLSTAGE_BNC_AFTER_EOB" in os.environ,
+    )
     return protocol, descriptors
 
 

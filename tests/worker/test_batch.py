@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from tests.worker.conftest import Start
 
 JOIN = """
@@ -81,6 +83,37 @@ def test_eob_ends_a_batch_that_the_worker_fills(start: Start) -> None:
     stage.ask(b"\x17", b"\0")
     stage.ask(b"b\n", b"\x05")
     assert stage.finish() == (b"b\n1\n\0", 0)
+
+
+def test_eom_after_eob_is_no_message(start: Start) -> None:
+    """If the stage writes one (issue 22)."""
+    stage = start(SUPERVISOR, env={"ETLSTAGE_EOB_THEN_EOM": "true"})
+    stage.ask(b"a\n\x17\n", b"a\n1\n\0")
+    stage.ask(b"b\nc\n\x17", b"b+c\n2\n\0")
+    stage.write(b"\n")
+    assert stage.finish() == (b"", 0)
+
+
+@pytest.mark.parametrize("echo", [b"", b"\x05"])
+def test_eom_after_eob_is_answered_if_the_stage_wants_that(
+    start: Start, echo: bytes
+) -> None:
+    """With a BNC after the EOP (issue 22)."""
+    env = {"ETLSTAGE_EOB_THEN_EOM": "true", "ETLSTAGE_MODE": "worker-driven batch"}
+    if echo:
+        env["ETLSTAGE_BNC_AFTER_EOB"] = "true"
+    stage = start(WORKER, env=env)
+    for _ in range(2):
+        stage.ask(b"a\n", b"\x05")
+        stage.ask(b"\x17\n", b"a\n1\n\0" + echo)
+    assert stage.finish() == (b"", 0)
+
+
+def test_worker_does_not_end_full_batches_itself(start: Start) -> None:
+    """It would wait for an EOB that the stage does not write (issue 22)."""
+    stage = start(SUPERVISOR, env={"ETLSTAGE_EOB_AFTER_FULL": "false"})
+    assert stage.read_to_end() == (b"", 2)
+    assert "the stage has eob_after_full: false" in stage.stderr
 
 
 def test_batch_of_one_needs_no_bnc(start: Start) -> None:

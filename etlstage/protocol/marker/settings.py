@@ -170,8 +170,17 @@ class MarkerDialect(Definition, Dialect):
         )
 
     def variables(self) -> Mapping[str, str | None]:
-        """Return the markers, escaped, and the mode."""
-        return {**self.markers.to_text(), "mode": self.mode.value}
+        """Return the markers, escaped, the mode, and what differs from the defaults."""
+        eob_then_eom = self.eob_then_eom and self.shape.batches
+        echoes = eob_then_eom and self.mode is Mode.BATCH_WORKER and self.bnc_after_eob
+        counts = self.mode is Mode.BATCH_SUPERVISOR and not self.eob_after_full
+        return {
+            **self.markers.to_text(),
+            "mode": self.mode.value,
+            "eob_then_eom": "true" if eob_then_eom else None,
+            "bnc_after_eob": "true" if echoes else None,
+            "eob_after_full": "false" if counts else None,
+        }
 
     def silence(self, received: int, *, ready: bool = True) -> str:
         if not received:

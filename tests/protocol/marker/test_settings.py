@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -81,7 +82,7 @@ def test_session_frames_messages_as_they_are_held() -> None:
 
 
 def test_worker_is_given_the_markers_and_the_mode() -> None:
-    """Markers are escaped."""
+    """Markers are escaped; what is as usual is not given."""
     assert ODD.variables() == {
         "eom": "<m>",
         "eop": r"\000\377",
@@ -89,7 +90,30 @@ def test_worker_is_given_the_markers_and_the_mode() -> None:
         "bnc": r"\005",
         "err": r"\025",
         "mode": "supervisor-driven batch",
+        "eob_then_eom": "true",
+        "bnc_after_eob": None,
+        "eob_after_full": None,
     }
+
+
+@pytest.mark.parametrize("eob_then_eom", [False, True])
+@pytest.mark.parametrize("mode", Mode)
+def test_worker_is_given_what_is_unusual_in_its_mode(
+    mode: Mode, eob_then_eom: bool
+) -> None:
+    """An EOM after EOB, a BNC for that, no EOB after a full batch (issue 22)."""
+    dialect = MarkerDialect(mode=mode, eob_then_eom=eob_then_eom, eob_after_full=False)
+    given = {name for name, text in dialect.variables().items() if text is not None}
+    after_eob = {"eob_then_eom"} if eob_then_eom else set()
+    wanted = {
+        Mode.BATCH_SUPERVISOR: {"eob_after_full"} | after_eob,
+        Mode.BATCH_WORKER: {"eob_then_eom", "bnc_after_eob"} if eob_then_eom else set(),
+    }
+    assert given - {"eom", "eop", "eob", "bnc", "err", "mode"} == wanted.get(
+        mode, set()
+    )
+    silent = replace(dialect, bnc_after_eob=False)
+    assert silent.variables()["bnc_after_eob"] is None
 
 
 def test_silence_names_the_marker_that_lacks() -> None:
