@@ -222,10 +222,12 @@ class Proof:
             self.blocks.give(messages, len(wire), now)
         if idle:
             self._clear(now)
-        if fresh:
+        if fresh and idle:  # else a reply may come
             self._begin(now)
             self._quiet_until, self._patient = now + _GREETING, True
             self._checked = True  # there was nothing to read
+        if not wire:
+            return  # the end of a batch that the worker closes itself
         if not self.proving:
             self._out.append(wire)
             return

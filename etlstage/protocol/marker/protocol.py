@@ -413,7 +413,9 @@ class MarkerProtocol:
         self, wire: bytes, messages: int, *, idle: bool, opens: bool = True
     ) -> None:
         if self.proof is None:
-            self._out.append(wire)
+            # The end of a batch that the worker closes itself has no bytes.
+            if wire:
+                self._out.append(wire)
         else:
             self.proof.give(wire, messages, self._now, idle=idle, opens=opens)
 

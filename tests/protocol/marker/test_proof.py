@@ -10,7 +10,7 @@ import pytest
 
 from etlstage.errors import LocalProtocolError
 from etlstage.protocol.base import SEND_EOF, Side
-from etlstage.protocol.events import Ended, Event, Failed, Mispaired
+from etlstage.protocol.events import Added, Ended, Event, Failed, Mispaired, Opened
 from etlstage.protocol.marker import MarkerProtocol, Markers, Mode, proof, protocol
 from etlstage.protocol.marker.blocks import Terms
 from etlstage.protocol.marker.proof import TRANSITIONS, Proof, ProofStep, Stand
@@ -322,6 +322,39 @@ def test_empty_first_message_is_preceded_by_a_quiet_time() -> None:
     assert talk.session.data_to_send() == []
     assert not talk.look(0, 0.1)
     assert talk.session.data_to_send() == [b"\n"]
+
+
+def test_answer_to_an_empty_batch_is_no_greeting() -> None:
+    """If messages are given before it comes (issue 22)."""
+    talk = Talk(Mode.BATCH_SUPERVISOR, Terms(first=8))
+    talk.session.send(Opened(1, [], each=False))
+    talk.session.send(Opened(2, [b"a", b"b"], each=False))
+    assert talk.session.data_to_send() == [b"\x17", b"a\nb\n\x17"]
+    assert talk.hear(b"\0a\n\0", 0.01) == []
+    talk.look(0, 0.01)
+    assert replies(talk.look(0, 9.0)) == [(), (b"a",)]
+
+
+def test_end_that_the_worker_makes_itself_ends_no_input() -> None:
+    """An empty write would; also while a block is being proven (issue 22)."""
+    for terms in (None, Terms()):
+        session = MarkerProtocol(
+            Side.SUPERVISOR,
+            Mode.BATCH_SUPERVISOR,
+            batch=2,
+            eob_after_full=False,
+            terms=terms,
+        )
+        session.send(Opened(1, [b"a", b"b"], each=False, ended=False))
+        sent = session.data_to_send()
+        session.send(Added(1, [], ended=True))
+        assert session.data_to_send() == []
+        if session.proof is not None:
+            session.input_unread(0, 9.0)
+            session.output_dry(9.0)
+            sent += session.data_to_send()
+        assert b"".join(sent) == b"a\nb\n"
+        assert SEND_EOF not in sent
 
 
 def test_block_is_released_when_its_probe_is_read() -> None:
