@@ -123,7 +123,7 @@ def count(name: str, add: int = 1) -> None:
 
     Args:
         name: The metric's name: letters, digits and underscores, at most 64.
-        add: How much to add, at least 1.
+        add: How much to add, a whole number of at least 1.
 
     Raises:
         ValueError: If they are anything else, or the name is ``skipped``, which is used
@@ -131,7 +131,9 @@ def count(name: str, add: int = 1) -> None:
 
     """
     sound = name.isidentifier() and name.isascii() and len(name) <= _NAME
-    if not sound or name == "skipped" or add < 1:
+    # A number of NumPy is not an int.
+    whole = hasattr(add, "__index__") and add >= 1
+    if not sound or name == "skipped" or not whole:
         raise ValueError(f"can't count {add!r} of {name!r}; see etlstage.worker.count")
     for status in _opened:
         status.count(name, add)

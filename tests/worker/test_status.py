@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -313,11 +314,12 @@ def test_function_counts_and_reports_how_far_it_is(
 
 
 @pytest.mark.parametrize(
-    ("name", "add"), [("a-b", 1), ("", 1), ("skipped", 1), ("a", 0)]
+    ("name", "add"),
+    [("a-b", 1), ("", 1), ("skipped", 1), ("a", 0), ("a", 2.9), ("a", "1")],
 )
-def test_what_can_not_be_counted(name: str, add: int) -> None:
-    """A wrong count is an error even without a supervisor that listens."""
-    with pytest.raises(ValueError, match=f"can't count {add}"):
+def test_what_can_not_be_counted(name: str, add: Any) -> None:  # noqa: ANN401
+    """A wrong count is an error even without a supervisor (issue 22)."""
+    with pytest.raises(ValueError, match=f"can't count {add!r}"):
         worker.count(name, add)
 
 

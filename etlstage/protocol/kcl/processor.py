@@ -163,7 +163,7 @@ class ProcessorSession:
     def _begin(self, action: str | None, fields: dict[str, Any]) -> None:
         try:
             event = self._understood(action, fields)
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, OverflowError) as error:
             self._wrong(f"action {action} is malformed: {error!r}")
             return
         if event is None:

@@ -180,11 +180,15 @@ def test_a_checkpoint_names_its_number() -> None:
             b'{"action":"processRecords","records":[],"millisBehindLatest":{}}\n',
             "is malformed: ValueError",
         ),
+        (
+            b'{"action":"processRecords","records":[],"millisBehindLatest":1e999}\n',
+            "is malformed: OverflowError",
+        ),
         (b'{"action":"leaseLost"}\n' * 2, "action leaseLost, expected a status"),
     ],
 )
 def test_mistakes_of_a_supervisor(line: bytes, text: str) -> None:
-    """Each has its own error, and nothing after it is read."""
+    """Each has its own error, and nothing after it is read (issue 25)."""
     theirs = begun().theirs
     theirs.receive_data(line + line, 0.0)
     last = theirs.events_received()[-1]
