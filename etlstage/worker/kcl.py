@@ -20,7 +20,7 @@ again after a restart, so that nothing is lost that a processor has buffered.
 
 From the call on ``print()``, C libraries and child processes write to stderr. An
 exception in a processor ends it with status 1 and the traceback on stderr; its batch
-then has no status, and comes again. But :class:`LeaseLost` only ends the batch: the
+then has no status, and comes again. But :class:`LeaseLost` only ends the action: the
 shard belongs to another worker, and ``lease_lost`` is called next. With
 ``on_error="skip"`` a batch whose processing raised is answered all the same, and
 processing continues with the next: the next checkpoint then loses the batch's rest.
@@ -280,24 +280,32 @@ class _Life:
         self._write(b"".join(self._session.data_to_send()))
 
     def _handle(self, event: Event) -> None:
-        processor, checkpointer = self._processor, self._checkpointer
         match event:
             case Ready():
-                processor.initialize(self._shard())
+                self._processor.initialize(self._shard())
                 self._send(Ready())
             case Opened(first, AnnotatedRun() as run):
                 self._process(run)
                 self._send(Added(first, (), ended=True))
             case Farewell(why=why):
-                if why is FarewellReason.LOST:
-                    processor.lease_lost()
-                elif why is FarewellReason.ENDED:
-                    processor.shard_ended(checkpointer)
-                else:
-                    processor.shutdown_requested(checkpointer)
+                self._end(why)
                 self._send(Farewell(why=why))
             case _:
                 raise AssertionError(f"unreachable: {event}")
+
+    def _end(self, why: FarewellReason) -> None:
+        processor, checkpointer = self._processor, self._checkpointer
+        if why is FarewellReason.LOST:
+            processor.lease_lost()
+            return
+        try:
+            if why is FarewellReason.ENDED:
+                processor.shard_ended(checkpointer)
+            else:
+                processor.shutdown_requested(checkpointer)
+        except LeaseLost:
+            # As in a batch: leaseLost is next.
+            _trace()
 
     def _process(self, run: AnnotatedRun) -> None:
         columns = (

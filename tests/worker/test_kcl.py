@@ -227,6 +227,19 @@ def test_lease_that_is_lost_in_a_batch_ends_it() -> None:
     assert daemon.session.state is State.ENDED
 
 
+@pytest.mark.parametrize("why", [FarewellReason.DRAIN, FarewellReason.ENDED])
+def test_lease_that_is_lost_in_a_last_action_ends_it(why: FarewellReason) -> None:
+    """As in a batch: it is answered, and ``lease_lost`` is called (issue 25)."""
+    keeper = Keeper(nothing)
+    daemon = Daemon(
+        [Opened(1, [b"a"]), Farewell(why=why)], errors=["ShutdownException"]
+    )
+    live(daemon, keeper)
+
+    assert keeper.told[-1] == "lost"
+    assert daemon.session.state is State.ENDED
+
+
 @pytest.mark.parametrize("failures", [2, 3])
 def test_a_store_that_is_throttled_is_asked_again(failures: int) -> None:
     """There are ``tries`` attempts, and each pause is twice the one before."""

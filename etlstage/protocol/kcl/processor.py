@@ -100,6 +100,7 @@ class ProcessorSession:
         self._member = "sequenceNumber"
         self._action = ""  # in flight
         self._farewell: FarewellReason | None = None  # of the farewell in flight
+        self._shard_ended = False  # the end of the shard was answered
         self._given = 0  # records
         self._asked: object = None
         self._events: list[Event] = []
@@ -169,6 +170,10 @@ class ProcessorSession:
         if event is None:
             self._wrong(f"action {action} is not known")
             return
+        if self._shard_ended and event != Farewell(why=FarewellReason.LOST):
+            wanted = "the end of input, or that the lease is lost"
+            self._wrong(f"received action {action}, expected {wanted}")
+            return
         self._action, self.turn = str(action), Turn.OURS
         self._events.append(event)
 
@@ -233,7 +238,9 @@ class ProcessorSession:
             case Added(ended=True) if self._action == "processRecords":
                 self._answer(Turn.THEIRS)
             case Farewell(why=why) if why is self._farewell:
-                self._answer(Turn.THEIRS if why is FarewellReason.DRAIN else Turn.OVER)
+                # A lease may be lost before the end of its shard is stored.
+                self._shard_ended |= why is FarewellReason.ENDED
+                self._answer(Turn.OVER if why is FarewellReason.LOST else Turn.THEIRS)
             case _:
                 raise LocalProtocolError(
                     f"can't send {type(event).__name__} in answer to {self._action}"

@@ -129,6 +129,33 @@ def test_a_life(version: Version) -> None:
 
 
 @ALL
+def test_lease_may_be_lost_at_the_end_of_a_shard(version: Version) -> None:
+    """Nothing but that comes after the end (issue 25)."""
+    pair = begun(version)
+    for why in (FarewellReason.ENDED, FarewellReason.LOST):
+        pair.ours.send(Farewell(why=why), 0.0)
+    for why in (FarewellReason.ENDED, FarewellReason.LOST):
+        pair.move()
+        assert pair.theirs.events_received() == [Farewell(why=why)]
+        pair.theirs.send(Farewell(why=why), 0.0)
+        pair.move()
+    pair.move()
+    assert (pair.theirs.turn, pair.ours.state) == (Turn.OVER, State.ENDED)
+
+
+def test_no_records_come_after_the_end_of_a_shard() -> None:
+    """They would be no one's (issue 25)."""
+    theirs = begun().theirs
+    theirs.receive_data(b'{"action":"shardEnded"}\n', 0.0)
+    theirs.send(Farewell(why=FarewellReason.ENDED), 0.0)
+    theirs.receive_data(b'{"action":"processRecords","records":[]}\n', 0.0)
+
+    failed = theirs.events_received()[-1]
+    assert isinstance(failed, Failed)
+    assert "processRecords, expected the end of input" in str(failed.error)
+
+
+@ALL
 def test_the_end_of_a_shard(version: Version) -> None:
     """It is checkpointed, and the processor receives the end of its input."""
     pair = begun(version)

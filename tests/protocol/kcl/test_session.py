@@ -410,6 +410,38 @@ def test_the_lease_is_lost(version: Version) -> None:
     assert session.uncommitted == 1
 
 
+@ALL
+@pytest.mark.parametrize("asks", [False, True])
+def test_lease_is_lost_at_the_end_of_a_shard(version: Version, asks: bool) -> None:
+    """A processor that could not store the end is not at fault (issue 25)."""
+    session = begun(version)
+    session.send(Farewell(why=FarewellReason.ENDED), 0.0)
+    session.data_to_send()
+    session.send(Farewell(why=FarewellReason.LOST), 0.0)
+    if asks:
+        session.receive_data(checkpoint(), 0.0)
+        assert error_in(said(session)) == "ShutdownException"
+    new = version in (Version.DOCUMENT, Version.V2)
+    session.receive_data(status("shardEnded" if new else "shutdown"), 0.0)
+    assert (b"leaseLost" if new else b"ZOMBIE") in said(session)
+    session.receive_data(status("leaseLost" if new else "shutdown"), 0.0)
+
+    assert session.data_to_send() == [SEND_EOF]
+
+
+@NEW
+def test_store_shows_that_the_lease_is_lost(version: Version) -> None:
+    """Before its holder has learned that (issue 25)."""
+    session = begun(version)
+    session.send(Farewell(why=FarewellReason.ENDED), 0.0)
+    session.receive_data(checkpoint(), 0.0)
+    session.send(CommitAnswered([SHARD_END, 0], "ShutdownException"), 0.0)
+    session.data_to_send()
+    session.receive_data(status("shardEnded"), 0.0)
+
+    assert said(session) == b'{"action":"leaseLost"}\n'
+
+
 @NEW
 def test_a_processor_is_asked_to_stop(version: Version) -> None:
     """It may checkpoint once more; then its lease is lost."""
