@@ -231,58 +231,126 @@ def _schema_check(schema: Mapping[str, Any]) -> _Check:
     kind = jsonschema.validators.validator_for(
         schema, default=jsonschema.Draft202012Validator
     )
-    try:
-        kind.check_schema(schema)
-    except jsonschema.SchemaError as error:
-        raise ConfigError(
-            f"expect.schema is not a JSON Schema: {_brief(error)}"
-        ) from None
+    _examine(kind, schema)
+    unresolvable = import_module("referencing.exceptions").Unresolvable
     _examine_references(kind, schema, registry)
     validator = kind(schema, registry=registry)
     best = jsonschema.exceptions.best_match
 
     def check(document: Any) -> str:
-        if validator.is_valid(document):
-            return ""
-        error = best(validator.iter_errors(document))
+        try:
+            if validator.is_valid(document):
+                return ""
+            error = best(validator.iter_errors(document))
+        except unresolvable as missing:
+            return (
+                f"can't be checked: the schema refers to {missing.ref!r}, which is not"
+                " a schema in it"
+            )
         where = "".join(f"/{part}" for part in error.absolute_path)
         return f"does not meet {error.validator}{' at ' if where else ''}{where}"
 
     return check
 
 
-def _examine_references(kind: Any, schema: Mapping[str, Any], registry: Any) -> None:
-    """Raise ConfigError if a reference in a schema does not lead to a schema."""
-    unresolvable = import_module("referencing.exceptions").Unresolvable
-    dialect = import_module("referencing.jsonschema").specification_with(
-        kind.ID_OF(kind.META_SCHEMA)
-    )
-    root = dialect.create_resource(schema)
-    left, seen = [(registry.resolver_with_root(root), root)], {id(schema)}
+def _examine(kind: Any, schema: Any) -> None:
+    """Raise ConfigError if a schema is invalid; its references are not followed."""
+    try:
+        kind.check_schema(schema)
+    except import_module("jsonschema").SchemaError as error:
+        raise ConfigError(
+            f"expect.schema is not a JSON Schema: {_brief(error)}"
+        ) from None
+
+
+def _examine_references(kind: Any, schema: Any, registry: Any) -> None:
+    """Raise ConfigError if a reference that a document may reach leads nowhere."""
+    kind_of = import_module("jsonschema.validators").validator_for
+    resolver = registry.resolver_with_root(_resource(kind, schema))
+    left, seen = [(resolver, kind, schema)], {id(schema)}
+    leads: dict[int, int] = {}
     while left:
-        resolver, resource = left.pop()
-        found = [(resolver.in_subresource(sub), sub) for sub in resource.subresources()]
-        for reference in _references(kind, resource.contents):
-            # The others are for what is no number of an item, and no container.
-            with suppress(unresolvable, ValueError, TypeError):
-                to = resolver.lookup(reference)
-                if isinstance(to.contents, Mapping | bool):
-                    found.append((to.resolver, dialect.create_resource(to.contents)))
-                    continue
-            raise ConfigError(
-                f"expect.schema refers to {reference!r}, which is not a schema in it;"
-                " other documents are not read"
-            )
-        left += [item for item in found if id(item[1].contents) not in seen]
-        seen.update(id(sub.contents) for _, sub in found)
+        resolver, kind, schema = left.pop()
+        found = [
+            (resolver.in_subresource(_resource(kind, part)), part)
+            for part in _parts(kind, schema)
+        ]
+        for key, reference in _references(kind, schema):
+            to = _target(resolver, reference)
+            if id(to.contents) not in seen:
+                # It may be below an unknown keyword, where nothing was examined.
+                _examine(kind_of(to.contents, default=kind), to.contents)
+            if isinstance(to.contents, Mapping):
+                found.append((to.resolver, to.contents))
+            if key == "$ref":
+                end = leads[id(schema)] = id(to.contents)
+                while end in leads and end != id(schema):
+                    end = leads[end]
+                if end == id(schema):
+                    raise ConfigError(
+                        f"expect.schema refers to {reference!r}, which leads back to"
+                        " this reference without end; refer to another schema"
+                    )
+        for resolver, part in found:
+            if id(part) not in seen:
+                seen.add(id(part))
+                if (its := kind_of(part, default=kind)) is not kind:
+                    _examine(its, part)
+                left.append((resolver, its, part))
 
 
-def _references(kind: Any, schema: Any) -> Iterator[str]:
-    """Yield the references of a schema, without those below it."""
-    if isinstance(schema, Mapping):
-        for key in {"$ref", "$dynamicRef"} & kind.VALIDATORS.keys():
-            if isinstance(reference := schema.get(key), str):
-                yield reference
+def _target(resolver: Any, reference: str) -> Any:
+    """Return what a reference resolves to, a schema; raise ConfigError if it can't."""
+    # The library fails with errors of many types where a schema is not as it expects.
+    with suppress(Exception):
+        to = resolver.lookup(reference)
+        if isinstance(to.contents, Mapping | bool):
+            return to
+    raise ConfigError(
+        f"expect.schema refers to {reference!r}, which is not a schema in it;"
+        " other documents are not read"
+    )
+
+
+def _resource(kind: Any, schema: Any) -> Any:
+    dialects = import_module("referencing.jsonschema")
+    dialect = dialects.specification_with(kind.ID_OF(kind.META_SCHEMA))
+    return dialect.create_resource(schema)
+
+
+_OF_MEMBERS: Final = {
+    "dependencies",
+    "dependentRequired",
+    "dependentSchemas",
+    "patternProperties",
+    "properties",
+}
+"""Keywords whose value has a schema, or something else, for each of its members."""
+
+
+def _parts(kind: Any, schema: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the schemas in a schema that apply with it, without those below them."""
+    # Until draft 7, a reference replaces all that is beside it.
+    if "$ref" in schema and "dependentSchemas" not in kind.VALIDATORS:
+        return
+    applied = kind.VALIDATORS.keys() - {"const", "enum"}
+    if "if" in applied & schema.keys():
+        applied |= {"then", "else"}
+    for key, value in schema.items():
+        if key not in applied:
+            continue
+        if key in _OF_MEMBERS:
+            value = list(value.values())
+        for part in value if isinstance(value, list) else [value]:
+            if isinstance(part, Mapping):
+                yield part
+
+
+def _references(kind: Any, schema: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the references of a schema with their keywords, without those below it."""
+    for key in ("$ref", "$dynamicRef"):
+        if key in kind.VALIDATORS and key in schema:
+            yield key, schema[key]
 
 
 def _brief(error: Any) -> str:

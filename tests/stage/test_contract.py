@@ -104,7 +104,10 @@ def test_flaw_of_the_content_of_an_output(
 
 @pytest.mark.parametrize(
     ("schema", "output"),
-    [({"items": {"$ref": "#"}}, b"[" * 500 + b"]" * 500), ({"$ref": "#"}, b"1")],
+    [
+        ({"items": {"$ref": "#"}}, b"[" * 500 + b"]" * 500),
+        ({"allOf": [{"$ref": "#"}]}, b"1"),
+    ],
 )
 def test_output_too_deep_to_be_checked(
     schema: dict[str, object], output: bytes
@@ -184,7 +187,10 @@ def test_schema_that_is_none() -> None:
         Checker(ReplyContract(schema={"type": "text"}))
 
 
+DRAFT_3 = "http://json-schema.org/draft-03/schema#"
+DRAFT_4 = "http://json-schema.org/draft-04/schema#"
 DRAFT_7 = "http://json-schema.org/draft-07/schema#"
+DRAFT_2020 = "https://json-schema.org/draft/2020-12/schema"
 
 
 @pytest.mark.parametrize(
@@ -200,6 +206,21 @@ DRAFT_7 = "http://json-schema.org/draft-07/schema#"
         ({"x": {"a": {"$ref": "y"}}, "$ref": "#/x/a"}, "y"),
         ({"$id": "http://a/b", "$ref": "c"}, "c"),
         ({"$schema": DRAFT_7, "items": [{"$ref": "#/1"}]}, "#/1"),
+        ({"if": True, "then": {"$ref": "#/1"}}, "#/1"),
+        (
+            {"$schema": DRAFT_4, "dependencies": {"a": ["b"], "c": {"$ref": "#/1"}}},
+            "#/1",
+        ),
+        ({"$schema": DRAFT_3, "extends": {"$ref": "#/1"}}, "#/1"),
+        ({"$schema": DRAFT_3, "type": ["string", {"$ref": "#/1"}]}, "#/1"),
+        (
+            {
+                "$schema": DRAFT_7,
+                "dependencies": {"a": {}, "b": ["c"]},
+                "not": {"$ref": "#x"},
+            },
+            "#x",
+        ),
     ],
 )
 def test_reference_that_leads_nowhere(schema: object, reference: str) -> None:
@@ -220,6 +241,26 @@ def test_reference_that_leads_nowhere(schema: object, reference: str) -> None:
         ({"$ref": DRAFT_7}, b'{"type": "object"}'),
         ({"$ref": "https://json-schema.org/draft/2020-12/schema"}, b"{}"),
         ({"$schema": DRAFT_7, "$dynamicRef": "x"}, b"1"),
+        ({"$ref": "#/allOf/0", "allOf": [True]}, b"1"),
+        ({"$defs": {"a": {"$ref": "http://a/b"}}}, b"1"),
+        ({"then": {"$ref": "#/1"}}, b"1"),
+        ({"dependentRequired": {"properties": ["a"]}}, b"1"),
+        (
+            {
+                "$schema": DRAFT_7,
+                "definitions": {"a": {}},
+                "not": {
+                    "not": {"$ref": "#/definitions/a", "not": {"$ref": "#/1"}},
+                },
+            },
+            b"1",
+        ),
+        (
+            {"$schema": DRAFT_7, "dependencies": {"a": {"type": "object"}, "b": ["c"]}},
+            b'{"a": 1}',
+        ),
+        ({"$schema": DRAFT_3, "extends": {"type": "object"}}, b"{}"),
+        ({"$schema": DRAFT_3, "dependencies": {"a": {}, "b": "c"}}, b"{}"),
         (
             {
                 "$id": "http://a/b",
@@ -235,6 +276,60 @@ def test_reference_that_leads_nowhere(schema: object, reference: str) -> None:
 def test_reference_that_can_be_resolved(schema: object, output: bytes) -> None:
     """Standard schemas are known, and not all that looks like one is one (issue 26)."""
     assert Checker(ReplyContract(schema=schema))([output]) is None  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("schema", "reference"),
+    [
+        ({"$ref": "#"}, "#"),
+        ({"type": "object", "not": {"$ref": "#/not"}}, "#/not"),
+        (
+            {
+                "$ref": "#/$defs/a",
+                "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}},
+            },
+            "#/$defs/a",
+        ),
+    ],
+)
+def test_references_without_end(schema: object, reference: str) -> None:
+    """No document could be checked against such a schema (issue 26)."""
+    with pytest.raises(ConfigError) as caught:
+        Checker(ReplyContract(schema=schema))  # type: ignore[arg-type]
+    assert str(caught.value) == (
+        f"expect.schema refers to {reference!r}, which leads back to this reference"
+        " without end; refer to another schema"
+    )
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ({"$ref": "#/x", "x": {"type": "text"}}, "type: 'text' is"),
+        (
+            {
+                "$schema": DRAFT_4,
+                "not": {"$schema": DRAFT_2020, "dependentSchemas": 5},
+            },
+            "dependentSchemas: 5 is",
+        ),
+    ],
+)
+def test_part_that_is_no_schema(schema: object, text: str) -> None:
+    """Unknown keywords and other dialects within a schema are examined (issue 26)."""
+    with pytest.raises(ConfigError, match=f"schema is not a JSON Schema: {text}"):
+        Checker(ReplyContract(schema=schema))  # type: ignore[arg-type]
+
+
+def test_reference_that_is_missed_at_first() -> None:
+    """Where dialects are mixed, it is the output that can't be checked (issue 26)."""
+    part = {"$schema": DRAFT_7, "$ref": "#/$defs/a", "items": {"$ref": "#/1"}}
+    checker = Checker(ReplyContract(schema={"allOf": [part], "$defs": {"a": {}}}))
+    assert checker([b"[]"]) is None
+    assert str(checker([b"[1]"])) == (
+        "breaks expect.schema: output 1 can't be checked: the schema refers to '/1',"
+        " which is not a schema in it"
+    )
 
 
 @pytest.mark.parametrize(
