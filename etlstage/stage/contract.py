@@ -235,7 +235,9 @@ def _schema_check(schema: Mapping[str, Any]) -> _Check:
     unresolvable = import_module("referencing.exceptions").Unresolvable
     _examine_references(kind, schema, registry)
     validator = kind(schema, registry=registry)
-    best = jsonschema.exceptions.best_match
+    # A type of draft 3 may be a schema, which best_match() can't compare.
+    is_draft_3 = kind is jsonschema.Draft3Validator
+    best = next if is_draft_3 else jsonschema.exceptions.best_match
 
     def check(document: Any) -> str:
         try:

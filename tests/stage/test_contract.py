@@ -102,6 +102,14 @@ def test_flaw_of_the_content_of_an_output(
     assert ("" if found is None else str(found)) == flaw
 
 
+def test_type_that_is_a_schema() -> None:
+    """Draft 3 allows that in a list of types (issue 26)."""
+    schema = {"$schema": DRAFT_3, "type": ["string", {"type": "object"}]}
+    checker = Checker(ReplyContract(schema=schema))
+    assert checker([b"{}", b'""']) is None
+    assert str(checker([b"1"])) == "breaks expect.schema: output 1 does not meet type"
+
+
 @pytest.mark.parametrize(
     ("schema", "output"),
     [
