@@ -61,7 +61,8 @@ def given_worker(
                 assert reply.outputs == (message.strip(),)
 
     Each example has a process of its own. If the stage works in batches, an example is
-    a batch, which has one reply.
+    a batch, which has one reply. If its ``expect`` has ``stateless`` or ``order_free``,
+    further processes are started, whose replies are compared.
 
     Args:
         tested: A command, a script or a stage.
