@@ -40,6 +40,7 @@ from etlstage.transport import Child, Launch, LaunchRequest, Wire
 __all__ = ("Held", "WorkerMachine", "given_worker")
 
 Test: TypeAlias = Callable[..., None]
+_Returned: TypeAlias = Coroutine[Any, Any, None] | None
 
 
 def given_worker(
@@ -97,7 +98,7 @@ def given_worker(
             await worker.close()
         return replies
 
-    def decorate(test: Test) -> Test:
+    def decorate(test: Callable[..., _Returned]) -> Test:
         if inspect.iscoroutinefunction(test):
             raise TypeError(f"{test.__name__} is a coroutine function; use def")
 
@@ -111,7 +112,7 @@ def given_worker(
         signature = whole.replace(parameters=kept)
 
         @wraps(test)
-        def example(*args: object, **others: object) -> None:
+        def example(*args: object, **others: object) -> _Returned:
             __tracebackhide__ = True
             given = signature.bind(*args, **others).arguments
             try:
