@@ -50,14 +50,16 @@ _SIMPLE: Final = {
     "timestamp": pa.timestamp("us", "UTC"),
     "timestamp_ntz": pa.timestamp("us"),
 }
-_DATE: Final = re.compile(r"\d{4}-\d\d-\d\d")
-_OFFSET: Final = r"(Z|[+-]\d\d(:?\d\d(:?\d\d)?)?)"
+_DATE: Final = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
+_OFFSET: Final = r"(Z|[+-](0\d|1[0-7])(:?[0-5]\d(:?[0-5]\d)?)?|[+-]18(:?00(:?00)?)?)"
 _TIME: Final = re.compile(
-    rf"{_DATE.pattern}([T ]\d\d:\d\d(:\d\d(\.\d{{1,6}})?{_OFFSET}?)?)?"
+    rf"{_DATE.pattern}([T ]\d\d:\d\d(:\d\d(\.\d{{1,6}})?{_OFFSET}?)?)?", re.ASCII
 )
-_ZONE: Final = re.compile(rf":\d\d(\.\d+)?{_OFFSET}$")
+_ZONE: Final = re.compile(rf":\d\d(\.\d+)?{_OFFSET}$", re.ASCII)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_NUMBER: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
+_NUMBER: Final = re.compile(
+    r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE | re.ASCII
+)
 _DIGITS: Final = 38  # most digits of a decimal
 _WIDE: Final = Context(prec=_DIGITS + 1)  # one more, for rounding up
 _LARGEST: Final = float.fromhex("0x1.fffffep+127")  # of float32
