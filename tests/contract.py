@@ -8,7 +8,8 @@ DDL = (
     "m map<string,long>, deep array<struct<x: double>>, "
     "bts map<string, array<struct<x: byte not null>>>, n timestamp_ntz, "
     "ts array<timestamp>, texts map<string, array<string>>, ds array<decimal(3,1)>, "
-    "big decimal(38,18), bigs map<string, array<struct<x: decimal(38,18)>>>"
+    "big decimal(38,18), bigs map<string, array<struct<x: decimal(38,18)>>>, "
+    "whole decimal(18,0)"
 )
 NOT_NULL = (
     "id long not null, s struct<a: int not null>, "
@@ -48,6 +49,10 @@ FITS = [
     '{"id":null}',
     '{"title":null,"s":null,"extra":1}',
     '{"bt":-128,"bts":{"a":[{"x":127},{"x":-128}],"b":null}}',
+    # As in JSON text, but in a string.
+    '{"title":"\\\\\\",1.5,-2e9999]}","d":1.5,"extra":-1e-9999}',
+    '{"whole":2.0000000000000000000000000000000000000000000e0,"d":1}',
+    '{"whole":123456789012345678,"d":0.00000000000000000000123e21}',
 ]
 
 UNFIT = {
@@ -136,7 +141,15 @@ UNFIT = {
     '{"id":1,"bigs":{"a":[{"x":1},{"x":0.0012345678901234567}]}}': "a value in it does",
     '{"id":1,"d":0.000000000000000000000000000000000000001}': "a value in it does not",
     '{"id":1,"d":" 1.23"}': "",
+    '{"id":1,"d":"1.23\\n"}': "",
     '{"id":1,"d":"\\u0661"}': "",
+    '{"id":1,"big":1.1234567890123456789e0}': "a value in it does not fit",
+    '{"id":1,"title":"a\\"b","d":[],"whole":2.99999999999999999e0}': "",
+    '{"id":1,"d":1.230000000000000000000000000000000000000001}': "a value in it does",
+    '{"id":1,"whole":2.9999999999999999999999999999999999999999}': "a value in it does",
+    '{"id":1,"whole":12345678901234567.5e0}': "a value in it does not fit",
+    '{"id":1,"whole":1e-400}': "a value in it does not fit",
+    '{"id":1,"bigs":{"a":[{"x":1e0},{"x":1.1234567890123456789e0}]}}': "a value in it",
     '{"id":1,"dt":"\\u0662020-01-01"}': "field 'dt' is a string that is not of type date",
     '{"id":1,"t":"2020-01-01T00:00:00+01:99"}': "field 't' is a string that is not of",
     '{"id":1,"t":"2020-01-01T00:00:00+01:00:60"}': "field 't' is a string that is not",

@@ -84,18 +84,25 @@ A cast accepts more: ``12:30`` as a time today, ``20200102`` as a year, anything
 date. It also drops digits below a microsecond, and a zone.
 """
 _DIGITS: Final = 38  # largest precision of a decimal
-_NUMBER: Final = r"^[+-]?(\d*)\.?(\d*)(?:[eE]([+-]?\d+))?$"
+_NUMBER: Final = r"^[+-]?(\d*)\.?(\d*)(?:[eE]([+-]?\d+))?\z"
 """Groups: digits before the point, digits after it, the exponent."""
-_ENDLESS: Final = r"[eE][+-]?\d{4,}$"
-_LONG: Final = r"[:\[,]\s*-?\d[\d.]*[eE][+-]?\d{4,}\s*[,\]}]"
-"""A number in JSON text with an exponent that is too large for any decimal."""
+_ENDLESS: Final = r"[eE][+-]?\d{4,}\z"
+"""An exponent that is too large for any decimal."""
+_BARE: Final = r'\G((?:[^"\d-]|-(?!\d)|"[^"\\]*+(?:\\.[^"\\]*+)*+")*+)(-?\d[\d.eE+-]*+)'
+"""
+A number in JSON text. Groups: what comes before it, since the last one; the number.
+
+Java matches possessive groups without recursion, so long messages are no problem.
+"""
+_QUOTED: Final = '$1"$2"'
+_INEXACT: Final = r"\d(?:[eE]|[\d.]{38})"
+"""A number that may be a double in a variant."""
 _HALF: Final = (
     r"(?<!\\)(?:\\\\)*(?:"
     r"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})"
     r"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2})"
 )
 """An escaped surrogate without its other half, which no valid text contains."""
-_NOTHING: Final = ("0.0", "-0.0", "Infinity", "-Infinity")
 
 
 class Contract(NamedTuple):
@@ -281,24 +288,25 @@ def _of_decimals(value: Column, schema: StructType) -> tuple[Column, Column]:
 
     ``from_json`` rounds a decimal to the scale of its type, and a number may have more
     digits than the widest type. So decimals are parsed again as variants, and their
-    digits counted. ``from_json`` also expands an exponent into zeros: ``1e99999999``
-    keeps it busy for minutes.
+    digits counted. Of a number with more digits than 38, or with an exponent, a variant
+    makes a double, so such numbers are put in quotes first. ``from_json`` also expands
+    an exponent into zeros: ``1e99999999`` keeps it busy for minutes.
 
     """
     pruned = _decimals(schema)
     if pruned is None:
         return sf.lit(False), sf.lit(False)
     assert isinstance(pruned, StructType)
-    # A variant has 0 or infinity for a number with such an exponent.
-    suspect = value.rlike(_LONG)
 
     def is_endless(text: Column, _: DecimalType) -> Column:
-        return text.rlike(_ENDLESS) | (suspect & text.isin(*_NOTHING))
+        return text.rlike(_ENDLESS)
 
     def is_rounded(text: Column, kind: DecimalType) -> Column:
         return ~_exact(text, kind.scale)
 
-    found = sf.from_json(value, pruned, _OPTIONS)
+    quoted = sf.regexp_replace(value, _BARE, _QUOTED)
+    text = sf.when(value.rlike(_INEXACT), quoted).otherwise(value)
+    found = sf.from_json(text, pruned, _OPTIONS)
     return _any(found, schema, is_endless), _any(found, schema, is_rounded)
 
 
@@ -361,7 +369,7 @@ def _any_key(
 
 def _exact(text: Column, scale: int) -> Column:
     """Return whether a number has only zeros beyond the scale."""
-    short = text.rlike(rf"^-?\d+(\.\d{{0,{scale}}}0*)?$")
+    short = text.rlike(rf"^-?\d+(\.\d{{0,{scale}}}0*)?\z")
     whole, part, written = (sf.regexp_extract(text, _NUMBER, n) for n in (1, 2, 3))
     exponent = sf.when(written == "", 0).otherwise(written.try_cast("int"))
     digits = sf.rtrim(sf.concat(whole, part), sf.lit("0"))

@@ -74,7 +74,7 @@ async def test_what_fits_is_not_refused(spark: SparkSession) -> None:
 
 
 async def test_all_that_does_not_fit_is_found(spark: SparkSession) -> None:
-    """No unfit message passes, whatever surrounds it."""
+    """No unfit message passes, whatever surrounds it (issue 23)."""
     messages = [text.encode() for text in (*FITS, *UNFIT)]
     found = await unfit(spark, [*messages, b"\xff", b'{"title":"\xff"}'], lenient(DDL))
     places = range(len(FITS), len(messages) + 2)
