@@ -73,15 +73,16 @@ _TIME: Final = r"\d\d:\d\d(:\d\d(\.\d{1,6})?)?"
 _ZONE: Final = r"(Z|[+-]\d\d(:?\d\d(:?\d\d)?)?)?"
 _TEXTS: Final[Mapping[type[DataType], str]] = {
     StringType: "",
-    DateType: f"^{_DATE}$",
-    TimestampType: rf"^{_DATE}([T ]{_TIME}{_ZONE})?$",
-    TimestampNTZType: rf"^{_DATE}([T ]{_TIME})?$",
+    DateType: rf"^{_DATE}\z",
+    TimestampType: rf"^{_DATE}([T ]{_TIME}{_ZONE})?\z",
+    TimestampNTZType: rf"^{_DATE}([T ]{_TIME})?\z",
 }
 """
 Types whose values must be JSON strings, with the pattern that these must match.
 
 A cast accepts more: ``12:30`` as a time today, ``20200102`` as a year, anything after a
-date. It also drops digits below a microsecond, and a zone.
+date. It also drops digits below a microsecond, and a zone. Java's ``$`` would also match
+before a line break at the end.
 """
 _DIGITS: Final = 38  # largest precision of a decimal
 _NUMBER: Final = r"^[+-]?(\d*)\.?(\d*)(?:[eE]([+-]?\d+))?\z"
