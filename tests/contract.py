@@ -9,7 +9,7 @@ DDL = (
     "bts map<string, array<struct<x: byte not null>>>, n timestamp_ntz, "
     "ts array<timestamp>, texts map<string, array<string>>, ds array<decimal(3,1)>, "
     "big decimal(38,18), bigs map<string, array<struct<x: decimal(38,18)>>>, "
-    "whole decimal(18,0)"
+    "whole decimal(18,0), b binary, bin array<binary>"
 )
 NOT_NULL = (
     "id long not null, s struct<a: int not null>, "
@@ -49,6 +49,7 @@ FITS = [
     '{"id":null}',
     '{"title":null,"s":null,"extra":1}',
     '{"bt":-128,"bts":{"a":[{"x":127},{"x":-128}],"b":null}}',
+    '{"id":1,"b":"YWI=","bin":["","YWJj",null,"/+8=","YQ=="]}',
     # As in JSON text, but in a string.
     '{"title":"\\\\\\",1.5,-2e9999]}","d":1.5,"extra":-1e-9999}',
     '{"whole":2.0000000000000000000000000000000000000000000e0,"d":1}',
@@ -158,6 +159,12 @@ UNFIT = {
     '{"id":1,"t":"2020-01-01T00:00:00+01:00:60"}': "field 't' is a string that is not",
     '{"id":1,"t":"2020-01-01T00:00:00+19:00"}': "field 't' is a string that is not of",
     '{"id":1,"t":"2020-01-01T00:00:00-18:00:01"}': "field 't' is a string that is not",
+    '{"id":1,"b":"YWI=YWJj"}': "field 'b' is a string that is not of type binary",
+    '{"id":1,"b":"YWJj\\n"}': "field 'b' is a string that is not of type binary",
+    '{"id":1,"b":"YWI"}': "field 'b' is a string that is not of type binary",
+    '{"id":1,"b":"="}': "field 'b' is a string that is not of type binary",
+    '{"id":1,"b":1}': "field 'b' is a number that is not of type binary",
+    '{"id":1,"bin":["YWJj","YW Jj"]}': "",
     '{"id":1,"dt":"2020-13-01"}': "field 'dt' is a string that is not of type date",
     '{"id":1,"dt":7}': "field 'dt' is a number that is not of type date",
     '{"id":1,"s":3}': "field 's' is a number that is not of type struct<a:int,b:array<int>>",

@@ -73,6 +73,7 @@ _TIME: Final = r"\d\d:\d\d(:\d\d(\.\d{1,6})?)?"
 _ZONE: Final = r"(Z|[+-]\d\d(:?\d\d(:?\d\d)?)?)?"
 _TEXTS: Final[Mapping[type[DataType], str]] = {
     StringType: "",
+    BinaryType: r"^(?:[A-Za-z0-9+/]{4})*+(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?\z",
     DateType: rf"^{_DATE}\z",
     TimestampType: rf"^{_DATE}([T ]{_TIME}{_ZONE})?\z",
     TimestampNTZType: rf"^{_DATE}([T ]{_TIME})?\z",
@@ -81,8 +82,9 @@ _TEXTS: Final[Mapping[type[DataType], str]] = {
 Types whose values must be JSON strings, with the pattern that these must match.
 
 A cast accepts more: ``12:30`` as a time today, ``20200102`` as a year, anything after a
-date. It also drops digits below a microsecond, and a zone. Java's ``$`` would also match
-before a line break at the end.
+date. It also drops digits below a microsecond, and a zone. ``from_json`` ignores line
+breaks in Base64, and padding within it. Java's ``$`` would also match before a line
+break at the end.
 """
 _DIGITS: Final = 38  # largest precision of a decimal
 _NUMBER: Final = r"^[+-]?(\d*)\.?(\d*)(?:[eE]([+-]?\d+))?\z"
@@ -263,6 +265,8 @@ def _narrow(column: Column, kind: DataType) -> Column:
     text = sf.when(sf.schema_of_variant(column) == "STRING", column.cast("string"))
     if form := _TEXTS[type(kind)]:
         text = sf.when(text.rlike(form), text)
+    if kind == BinaryType():
+        return sf.unbase64(text)
     return text if kind == StringType() else text.try_cast(kind)
 
 
