@@ -68,20 +68,24 @@ class _LanePlace(NamedTuple):
     frames: int = 0
     """How many frames have been read since the query began."""
     states: Sequence[ProducerState] = ()
+    begin: int | None = None
+    """Where it was first read, if it was added since the query began."""
 
     def text(self) -> str:
         """Return the place as text, for a checkpoint."""
         states = sorted([p.hex(), last, begin] for _, p, last, begin in self.states)
-        return json.dumps([self.offset, self.frames, states])
+        begin = [] if self.begin is None else [self.begin]
+        return json.dumps([self.offset, self.frames, states, *begin])
 
     @classmethod
     def of(cls, journal: str, text: str) -> _LanePlace:
         """Return a place from the text of :meth:`text`."""
-        offset, frames, states = json.loads(text)
+        offset, frames, states, *begin = json.loads(text)
         return cls(
             offset,
             frames,
             [ProducerState(journal, bytes.fromhex(p), *rest) for p, *rest in states],
+            *begin,
         )
 
 
@@ -109,6 +113,7 @@ class _Lane:
         self._journals = journals
         self._spec = spec
         self._offset = place.offset
+        self._begin = place.begin
         self._sequencer = (
             None
             if reading.read_uncommitted
@@ -157,10 +162,10 @@ class _Lane:
     def place(self) -> _LanePlace:
         """Return the place after the frames taken."""
         if self._sequencer is None:
-            return _LanePlace(self._offset, self.frames)
+            return _LanePlace(self._offset, self.frames, begin=self._begin)
         now = clock_at(time.time_ns())
         offsets, states = self._sequencer.checkpoint(_HORIZON, now)
-        return _LanePlace(offsets[self._spec.name], self.frames, states)
+        return _LanePlace(offsets[self._spec.name], self.frames, states, self._begin)
 
     def _next(self) -> Envelope | None:
         sequencer = self._sequencer
@@ -269,7 +274,7 @@ class Planner:
         Return the tasks of a batch that was planned, here or in another process.
 
         Raises:
-            JournalError: If its frames are not there.
+            JournalError: If its frames are not there, or not any more.
 
         """
         if self._planned is not None and (start, end) == (
@@ -279,7 +284,7 @@ class Planner:
             return self._planned[1].tasks
         self._register(start)
         self._journals.refresh()
-        lanes = self._lanes(start)
+        lanes = self._lanes(start, end)
         for journal, text in end.items():
             if (lane := lanes.get(journal)) is None:
                 raise JournalError(
@@ -320,18 +325,27 @@ class Planner:
             for spec in self._journals.select()
         }
 
-    def _lanes(self, start: Offset) -> dict[str, _Lane]:
+    def _lanes(self, start: Offset, end: Offset | None = None) -> dict[str, _Lane]:
         idle, self._idle = self._idle, None
         known = idle[1] if idle is not None and idle[0] == start else {}
         for spec in self._journals.select():
             if spec.name in known:
                 continue
-            # A journal that was added since is read from its beginning.
-            place = _LanePlace(self._journals.log(spec.name).first())
-            if spec.name in start:
-                place = _LanePlace.of(spec.name, start[spec.name])
+            place = self._place(spec, start, end or {})
             known[spec.name] = _Lane(self._journals, spec, place, self._reading)
         return known
+
+    def _place(self, spec: JournalSpec, start: Offset, end: Offset) -> _LanePlace:
+        """Return where a batch begins to read a journal."""
+        name = spec.name
+        if name in start:
+            return _LanePlace.of(name, start[name])
+        # It was added since and is read from its beginning: for a batch that is planned
+        # again, from what was its beginning then.
+        begin = _LanePlace.of(name, end[name]).begin if name in end else None
+        if begin is None:
+            begin = self._journals.log(name).first()
+        return _LanePlace(begin, begin=begin)
 
     def _batch(self, lanes: Mapping[str, _Lane], start: Offset) -> Batch:
         tasks: list[list[FrameRange]] = []

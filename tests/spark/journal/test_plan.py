@@ -231,6 +231,35 @@ def test_a_name_registers_what_is_needed(journals: Journals) -> None:
     again.close()
 
 
+@pytest.mark.parametrize("read_uncommitted", [False, True])
+def test_a_repeated_batch_has_no_other_frames(
+    journals: Journals, *, read_uncommitted: bool
+) -> None:
+    """Retention may drop data of a journal that was added since (issue 24)."""
+    settings = {"read_uncommitted": read_uncommitted}
+    plan = planner(journals, **settings)
+    start = plan.initial()
+    assert plan.next(start).tasks == []
+    journals.add_partitions(1)
+    name = next(spec.name for spec in journals.select() if spec.name not in start)
+    writer = Publisher(journals, mapping=lambda _: (name, journals.content_type))
+    for n in range(60):
+        writer.publish_committed(message(journals, n))
+    batch = plan.next(start)
+    assert planner(journals, **settings).between(start, batch.end) == batch.tasks
+    for n in range(60, 80):
+        writer.publish_committed(message(journals, n))
+    later = plan.next(batch.end)
+    assert numbers(journals, later.tasks) == [*range(60, 80)]
+    log = journals.byte_log(name)
+    assert isinstance(log, JournalLog)
+    assert log.drop(log.segments()[1])
+    with pytest.raises(JournalError, match=f"{name}: offset 0 has been dropped"):
+        planner(journals, **settings).between(start, batch.end)
+    again = planner(journals, **settings).between(batch.end, later.end)
+    assert again == later.tasks
+
+
 def test_a_checkpoint_of_other_journals_is_refused(
     journals: Journals, tmp_path: Path
 ) -> None:
