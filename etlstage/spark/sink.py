@@ -46,7 +46,7 @@ class SparkSink(Landing):
         """Mark the output of all batches as complete; blocks."""
 
     def objection(self) -> str | None:
-        """Return why a new stream can't be loaded, as far as that is known."""
+        """Return why a new stream can't be loaded, as far as that is known; blocks."""
         return None
 
     def of_batch(

@@ -152,6 +152,42 @@ class Destination:
             )
         return None
 
+    def taken(self, spark: SparkSession) -> str | None:
+        """
+        Return why the mode excludes output that is not on this machine; blocks.
+
+        Spark checks the mode when it writes, but the first batch of a stream may be
+        written again.
+        """
+        if not self._must_be_new or self.local is not None:
+            return None
+        try:
+            if not self._exists(spark):
+                return None
+        except Exception as error:
+            return f"can't find out whether {self} exists: {explain(error)}"
+        remedy = "drop" if self.table is not None or self.of_database else "remove"
+        return f"{self} exists already: {remedy} it, or set mode to append or overwrite"
+
+    def _exists(self, spark: SparkSession) -> bool:
+        if self.table is not None:
+            return spark.catalog.tableExists(self.table)
+        if self.of_database and not over_connect(spark):
+            with Database(spark, self.options).connected() as connection:
+                return connection.columns(option(self.options, "dbtable")) is not None
+        # A reader that needs no schema; it looks for the path or the table at once.
+        kind = "jdbc" if self.of_database else "binaryFile"
+        if kind != "jdbc" and self.path is None and not option(self.options, "path"):
+            return False
+        try:
+            _ = spark.read.format(kind).options(**self.options).load(self.path).schema
+        except Exception as error:
+            # Only of a path in a file system it is known what the error means.
+            if not self.marks or "[PATH_NOT_FOUND]" in text_of(error):
+                return False
+            raise
+        return True
+
     def unmade(self, spark: SparkSession) -> str | None:
         """
         Return why the output can't be made, as far as that is known; blocks.

@@ -136,8 +136,10 @@ class DataFrameSink(RowSink, SparkSink):
         return str(self._destination)
 
     def objection(self) -> str | None:
-        """Return why a new stream can't be loaded, as far as that is known."""
-        return self._destination.objection(self._destination.partition_by)
+        """Return why a new stream can't be loaded, as far as that is known; blocks."""
+        place = self._destination
+        objection = place.objection(place.partition_by)
+        return objection or place.taken(self._session.start())
 
     def of_batch(
         self, spark: SparkSession | Session, epochs: Epochs, letters: DeadLetters

@@ -21,6 +21,7 @@ from etlstage.pipeline.interfaces import Epochs, Sink
 from etlstage.spark import DataFrameSink, Destination
 from etlstage.spark.dataframe import sink as sink_module
 from etlstage.stage import ErrorBudget, ErrorPolicy
+from tests.database import SQLite
 
 pytestmark = pytest.mark.spark
 
@@ -447,6 +448,53 @@ async def test_existing_path_is_reported_before_work_is_lost(
         f"load: {out.parent} exists already: remove it, or set mode to append or overwrite"
     )
     assert sink.account.received == 0
+
+
+def test_stream_is_refused_for_a_table_of_a_database(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Mode error holds for it over any client (issue 23)."""
+    base = SQLite(tmp_path / "base.db")
+    place = Destination(format="jdbc", options={**base.options, "dbtable": "rows"})
+    assert DataFrameSink(spark, place).objection() is None
+    base.ask("create table rows (value text)")
+    assert DataFrameSink(spark, place).objection() == (
+        "table rows of a database exists already: drop it, or set mode to append or"
+        " overwrite"
+    )
+
+
+def test_stream_is_refused_for_output_elsewhere(
+    spark: SparkSession, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mode error holds for a path on another machine, too (issue 23)."""
+    monkeypatch.setattr(Destination, "local", property(lambda _: None))
+    places = [Destination(str(out)), Destination(options={"path": str(out)})]
+    assert [DataFrameSink(spark, place).objection() for place in places] == [None] * 2
+    out.mkdir()
+    exists = "exists already: remove it, or set mode to append or overwrite"
+    assert [DataFrameSink(spark, place).objection() for place in places] == [
+        f"{out} {exists}",
+        f"a parquet destination {exists}",
+    ]
+    for mode in ("append", "overwrite"):
+        assert (
+            DataFrameSink(spark, Destination(str(out), mode=mode)).objection() is None
+        )
+
+
+@pytest.mark.any_client
+def test_place_that_spark_can_not_look_at(spark: SparkSession) -> None:
+    """It is an error, except for formats that look there themselves (issue 23)."""
+    objection = DataFrameSink(spark, Destination("far://host/out")).objection()
+    assert objection is not None
+    assert objection.startswith("can't find out whether far://host/out exists: ")
+    assert 'FileSystem for scheme "far"' in objection
+    for place in (
+        Destination("far://host/out", format="own"),
+        Destination(format="own"),
+    ):
+        assert DataFrameSink(spark, place).objection() is None
 
 
 async def test_wrong_schema_is_reported_at_once(spark: SparkSession) -> None:

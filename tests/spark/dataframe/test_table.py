@@ -492,6 +492,20 @@ def test_retry_that_was_killed_is_known_to_the_database(
     assert base.ask("select value from rows") == ["a", "c", "b"]
 
 
+def test_stream_is_refused_for_a_table_that_exists(
+    spark: SparkSession, base: Database
+) -> None:
+    """With mode error, also if it is loaded at least once (issue 23)."""
+    sink = sink_into(spark, base, mode="error")
+    assert sink.objection() is None
+    base.ask("create table rows (value text)")
+    assert sink.objection() == (
+        "table rows of a database exists already: drop it, or set mode to append or"
+        " overwrite"
+    )
+    assert sink_into(spark, base).objection() is None
+
+
 @pytest.mark.parametrize("base", ["sqlite"], indirect=True)
 async def test_load_does_not_go_on_in_another_database(
     spark: SparkSession, base: Database

@@ -371,6 +371,30 @@ async def test_program_that_was_sent_runs(
     assert loaded(spark, tmp_path) == Counter(range(10))
 
 
+async def test_mode_error_holds_for_a_table(
+    spark: SparkSession, write: Callable[..., Path], tmp_path: Path
+) -> None:
+    """No row is added to it; its own batches are, in later runs, too (issue 23)."""
+    table = f"stream_{tmp_path.name.replace('-', '_')}"
+    path = write(mode="error", delivery="at-least-once")
+    text = path.read_text().replace("format: parquet, path: out", f"table: {table}")
+    path.write_text(text)
+    feed(tmp_path, "a", 1)
+    feed(tmp_path, "b", 2)
+    spark.sql(f"create table {table} using parquet as select 0L as id")
+    report = await run(path, spark)
+    assert str(report.error) == (
+        f"table {table} exists already: drop it, or set mode to append or overwrite"
+    )
+    assert spark.table(table).count() == 1
+    spark.sql(f"drop table {table}")
+    assert (await run(path, spark)).error is None
+    feed(tmp_path, "c", 3)
+    assert (await run(path, spark)).error is None
+    assert sorted(row.id for row in spark.table(table).collect()) == [1, 2, 3]
+    spark.sql(f"drop table {table}")
+
+
 async def test_what_is_wrong_is_reported(
     spark: SparkSession, write: Callable[..., Path], tmp_path: Path
 ) -> None:
