@@ -399,6 +399,7 @@ class DataFrameSink(RowSink, SparkSink):
         self, rows: DataFrame, *, last: bool, files: int | None = None
     ) -> None:
         destination, first = self._destination, not (self.epochs or self._goes_on)
+        created = False
         if self._files is not None and self._known is not None:
             aside = self._files.aside(self._known.done + 1)
             destination = replace(destination, path=str(aside), mode="append")
@@ -410,14 +411,15 @@ class DataFrameSink(RowSink, SparkSink):
         elif destination.of_database:
             spark, options = rows.sparkSession, for_writers(destination.options)
             destination = replace(destination, options=options)
-            # A table that is created here must not make mode error fail.
-            first = first and not await anyio.to_thread.run_sync(
+            created = first and await anyio.to_thread.run_sync(
                 create_unknown, spark, options, rows.schema
             )
         if files is not None:
             rows = rows.coalesce(files)
-        # The mode is append then, which later epochs have, too.
-        starts, last = first and not self._keeps, last and not self._keeps
+        # The mode is append then, which later epochs have, too. A table that is created
+        # here must not make mode error fail.
+        starts = first and not self._keeps and not created
+        last = last and not self._keeps
         await watch_job(
             rows.sparkSession,
             lambda: destination.write(rows, first=starts, last=last),

@@ -15,7 +15,7 @@ from etlstage.config.build import pipeline_from_yaml
 from etlstage.config.build_retry import Retries
 from etlstage.errors import SinkFailed
 from etlstage.messages import Position, Run
-from etlstage.pipeline import Pipeline
+from etlstage.pipeline import DeadLetters, Pipeline
 from etlstage.pipeline.dead_letter.letter import DeadLetter
 from etlstage.pipeline.dead_letter.retry import Retry, Settled
 from etlstage.pipeline.dead_letter.store import FOLDER
@@ -490,6 +490,29 @@ def test_retry_that_was_killed_is_known_to_the_database(
     settled = Settled(state / FOLDER)
     assert (settled.next, list(settled.letters("t"))) == (2, [])
     assert base.ask("select value from rows") == ["a", "c", "b"]
+
+
+@pytest.mark.parametrize("there", [False, True])
+async def test_letters_of_a_replaced_table_are_current(
+    spark: SparkSession, base: Database, tmp_path: Path, *, there: bool
+) -> None:
+    """They are of the run that made the table, and can be retried (issue 23)."""
+    if there:
+        base.ask("create table rows (id bigint)")
+    letters = DeadLetters(tmp_path / "state", pipeline="p")
+    place = Destination(
+        format="jdbc", mode="overwrite", options={**base.options, "dbtable": "rows"}
+    )
+    sink = DataFrameSink(spark, place, schema="id long", dead_letters=letters)
+    async with sink:
+        await sink.write([b'{"id":1}', b'{"id":"x"}'])
+        await sink.finish()
+    letters.close()
+    assert base.ask("select id from rows") == ["1"]
+    settled = Settled(letters.folder)
+    (letter,) = settled.letters("load")
+    assert isinstance(letter, DeadLetter)
+    assert not settled.superseded(letter)
 
 
 def test_stream_is_refused_for_a_table_that_exists(
