@@ -14,6 +14,10 @@ process has it open. So a driver that commits or aborts finds the attempts that 
 killed. Attempts that still run then, as Spark does not wait for a task that it kills,
 are left to the next commit of the query, or to the next write to the set.
 
+If a write's driver is killed before it commits or aborts, its attempts are not rolled
+back. Spark calls this code in processes of their own, none of which lasts as long as
+the write, so no lock could show other drivers whether an attempt may still be committed.
+
 For a stream, the last batch of each query stays stored. If that batch comes again,
 because Spark did not record its commit, the stored acknowledgements are appended again,
 which does no harm, and its new ones are ignored. For a write, they are removed after
