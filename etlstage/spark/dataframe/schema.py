@@ -12,8 +12,9 @@ allowed.
 A string must be a JSON string. A date or a time must be a string in ISO 8601, with
 microseconds at most, and without a zone where the type has none. A decimal is a number
 or a string with no more decimal places than its scale. If a field or the key of a map
-occurs twice, the last one counts. All messages of a DataFrame are checked before
-anything is written.
+occurs twice, the last one counts; but if an earlier value can't be parsed as the type,
+the message does not fit. All messages of a DataFrame are checked before anything is
+written.
 """
 
 from __future__ import annotations
