@@ -45,6 +45,7 @@ from pyspark.sql.types import (
     VariantType,
 )
 
+from etlstage.errors import ConfigError
 from etlstage.pipeline import invalid
 from etlstage.pipeline.invalid import TextLines
 from etlstage.settings.ddl import columns_of, spark_ddl
@@ -158,8 +159,14 @@ def fitted(frame: DataFrame, contract: Contract) -> DataFrame:
             that is not UTF-8.
         contract: Requirements on the messages.
 
+    Raises:
+        ConfigError: If a column has a name that is used here.
+
     """
     value, schema = sf.col("value"), contract.schema
+    for name in schema.names:
+        if name.lower() == _CORRUPT:
+            raise ConfigError(f"schema: column {name!r} has a reserved name: rename it")
     wide = _wide(schema)
     assert isinstance(wide, StructType)
     with_corrupt = StructType(list(wide.fields)).add(_CORRUPT, "string")

@@ -498,10 +498,14 @@ def test_place_that_spark_can_not_look_at(spark: SparkSession) -> None:
 
 
 async def test_wrong_schema_is_reported_at_once(spark: SparkSession) -> None:
-    """A schema that Spark can't read is reported before the first message."""
+    """A schema that can't be used is reported before the first message (issue 23)."""
     sink = DataFrameSink(spark, Destination("/x"), schema="id lng")
     assert await refusal(sink) == (
         "load: schema 'id lng': unknown type 'lng' at character 4 (did you mean 'long'?)"
+    )
+    sink = DataFrameSink(spark, Destination("/x"), schema="`_Etlstage_unfit` int")
+    assert await refusal(sink) == (
+        "load: schema: column '_Etlstage_unfit' has a reserved name: rename it"
     )
     sink = DataFrameSink(spark, Destination("/x"), schema="id varchar(3)")
     assert "char/varchar" in await refusal(sink)
