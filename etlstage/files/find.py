@@ -24,12 +24,15 @@ from urllib.parse import unquote
 from etlstage.settings.ddl import DeclaredColumn, Type
 
 __all__ = (
+    "LONGEST",
     "NOWHERE",
     "NO_TEXT",
+    "ODD",
     "InputFile",
     "PartitionsInvalid",
     "digest_of",
     "find",
+    "folder_flaw",
     "folder_name",
     "is_changed",
     "partition_columns",
@@ -42,7 +45,10 @@ NO_TEXT: Final = (
     "format text needs a single column, string or binary, besides those of partition"
     " folders: declare one, or omit the schema, which names it value"
 )
-_ODD: Final = re.compile(r"""[\x00-\x1f\x7f"#%'*/:=?\\{\[\]^]""")
+LONGEST: Final = 255
+"""Bytes of a folder's name, at most, by the limit of file systems."""
+ODD: Final = re.compile(r"""[\x00-\x1f\x7f"#%'*/:=?\\{\[\]^]""")
+"""Characters that a folder's name has as ``%`` and two digits."""
 _WHOLE: Final = re.compile(r"-?(0|[1-9][0-9]{0,18})")
 _DAY: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 
@@ -155,8 +161,25 @@ def _is_hidden(name: str) -> bool:
 
 def folder_name(name: str, value: str | None) -> str:
     """Return the name of a partition's folder; an empty value is null."""
-    text = _ODD.sub(_percent, value) if value else NOWHERE
-    return f"{_ODD.sub(_percent, name)}={text}"
+    text = ODD.sub(_percent, value) if value else NOWHERE
+    return f"{ODD.sub(_percent, name)}={text}"
+
+
+def folder_flaw(name: str, value: str | None) -> str | None:
+    """Return why a value of a partition can't be a folder; None: it can."""
+    remedy = f"or take {name} out of partition_by"
+    if value == NOWHERE:
+        return (
+            f"field {name!r} has the text that is null in a folder's name: replace it,"
+            f" {remedy}"
+        )
+    size = len(folder_name(name, value).encode())
+    if size <= LONGEST:
+        return None
+    return (
+        f"field {name!r} makes a folder name of {size:,} bytes, expected no more than"
+        f" {LONGEST}: shorten it, {remedy}"
+    )
 
 
 def _percent(found: re.Match[str]) -> str:

@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 from etlstage.columns import Epoch, array_of, one_of
 from etlstage.errors import os_reason
 from etlstage.files.csv_format import separator
-from etlstage.files.find import NOWHERE, folder_name
+from etlstage.files.find import folder_flaw, folder_name
 from etlstage.files.fit import Fitting, Rows
 from etlstage.files.lines import BLANKS
 from etlstage.files.text import cell_texts, objects
@@ -44,7 +44,6 @@ _LEAST: Final = "run-"
 """Prefix for the names of loads that are not recorded."""
 _FILE_BYTES: Final = 32 << 20  # of messages in a file, roughly
 _MOST: Final = 512 << 20  # bytes that are converted together
-_NAME: Final = 255  # bytes of a folder's name, by the limit of file systems
 _SUFFIXES: Final = {"gzip": ".gz", "zstd": ".zst", "none": ""}
 
 
@@ -298,31 +297,14 @@ def _line_of(format_: str, schema: str | None, by: Sequence[str]) -> str | None:
 
 def _unplaced(table: pa.Table, by: Sequence[str]) -> dict[int, str]:
     """Return the rows whose partitions can't be folders, and why, by column."""
-    found = dict[int, str]()
+    found: dict[int, str] = {}
     for name in by:
         texts = cell_texts(table[name])
-        flaws = {v: _folder_flaw(name, v) for v in texts.unique().to_pylist()}
+        flaws = {v: folder_flaw(name, v) for v in texts.unique().to_pylist()}
         if any(flaws.values()):
-            whys = (flaws[v] for v in texts.to_pylist())
-            found.update((n, why) for n, why in enumerate(whys) if why)
+            values = enumerate(texts.to_pylist())
+            found |= {n: flaw for n, value in values if (flaw := flaws[value])}
     return found
-
-
-def _folder_flaw(name: str, value: str | None) -> str:
-    """Return why a value of a partition can't be a folder; empty if it can."""
-    remedy = f"or take {name} out of partition_by"
-    if value == NOWHERE:
-        return (
-            f"field {name!r} has the text that is null in a folder's name: replace it,"
-            f" {remedy}"
-        )
-    size = len(folder_name(name, value).encode())
-    if size <= _NAME:
-        return ""
-    return (
-        f"field {name!r} makes a folder name of {size:,} bytes, expected no more than"
-        f" {_NAME}: shorten it, {remedy}"
-    )
 
 
 def _unchecked() -> None:

@@ -46,6 +46,7 @@ from pyspark.sql.types import (
 )
 
 from etlstage.errors import ConfigError
+from etlstage.files.find import LONGEST, ODD, folder_flaw, folder_name
 from etlstage.pipeline import invalid
 from etlstage.pipeline.invalid import TextLines
 from etlstage.settings.ddl import columns_of, spark_ddl
@@ -496,7 +497,10 @@ def with_text(messages: DataFrame) -> DataFrame:
 
 
 def judged(
-    messages: DataFrame, contract: Contract | None, lines: TextLines | None = None
+    messages: DataFrame,
+    contract: Contract | None,
+    lines: TextLines | None = None,
+    folders: Sequence[str] = (),
 ) -> DataFrame:
     """
     Return the messages with the column ``unfit``, a boolean.
@@ -505,6 +509,7 @@ def judged(
         messages: As :func:`with_text` returns them.
         contract: Requirements on the messages; None: they must be UTF-8.
         lines: The lines of text that rows become, if any.
+        folders: Columns that become folders.
 
     """
     if contract is None:
@@ -513,6 +518,9 @@ def judged(
         found = messages.withColumn("unfit", sf.lit(False))
     else:
         found = fitted(messages, contract)
+    for name in folders:
+        long = _is_long(name, sf.col("row").getField(name).cast("string"))
+        found = found.withColumn("unfit", sf.col("unfit") | long)
     if lines is None:
         return found
     text = sf.col("value")
@@ -520,6 +528,13 @@ def judged(
         text = sf.col("row").getField(lines.column)
     split = sf.coalesce(_splits(text, lines.separator), sf.lit(False))
     return found.withColumn("unfit", sf.col("unfit") | split)
+
+
+def _is_long(name: str, text: Column) -> Column:
+    """Return whether the name of a partition's folder is too long."""
+    escaped = sf.regexp_replace(text, ODD.pattern, "%00")
+    room = LONGEST - len(folder_name(name, "-").encode()) + 1
+    return sf.coalesce(sf.octet_length(escaped) > room, sf.lit(False))
 
 
 def _splits(text: Column, separator: str | None) -> Column:
@@ -545,6 +560,7 @@ async def unfit_of(
     messages: DataFrame,
     contract: Contract | None,
     lines: TextLines | None = None,
+    folders: Sequence[str] = (),
     *,
     at_once: int,
 ) -> AsyncIterator[Unfit]:
@@ -554,7 +570,11 @@ async def unfit_of(
     if "row" not in found.columns:
         found = found.withColumn("row", sf.lit(None))
     partition, place = sf.col("partition"), sf.col("place")
-    columns = [partition, place, sf.col("raw"), _made(contract), _line(lines)]
+    cells = [sf.col("row").getField(name).cast("string") for name in folders]
+    columns = [
+        *(partition, place, sf.col("raw"), _made(contract), _line(lines)),
+        sf.array(*cells).cast("array<string>").alias("cells"),
+    ]
     part = found
     while True:
         top = part.select(*columns).orderBy("partition", "place").limit(at_once)
@@ -565,6 +585,8 @@ async def unfit_of(
             if lines is not None:
                 line = message if lines.column is None else row["line"]
                 why = lines.flaw(line) or why
+            flaws = map(folder_flaw, folders, row["cells"])
+            why = next(filter(None, flaws), why)
             yield Unfit(row["partition"], row["place"], message, why)
         if len(rows) < at_once:
             return

@@ -10,7 +10,7 @@ complete.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, Self
@@ -340,7 +340,7 @@ class DataFrameSink(RowSink, SparkSink):
 
         """
         spark = messages.sparkSession
-        mine = judged(messages, self._contract, self._lines)
+        mine = judged(messages, self._contract, self._lines, self._folders)
         # Not a filter: Spark would parse the message anew for each test in it.
         counts = mine.agg(
             sf.count(sf.lit(1)), sf.count_if(sf.col("unfit")), *self._filled_of()
@@ -366,6 +366,12 @@ class DataFrameSink(RowSink, SparkSink):
         separator = option(place.options, "linesep") or None
         named = left[0] if left and contract is not None else None
         return TextLines(named, separator)
+
+    @property
+    def _folders(self) -> Sequence[str]:
+        """The columns that become folders of this machine."""
+        place = self._destination
+        return place.partition_by if self._columns and place.local else ()
 
     def _splits(self, messages: pa.ChunkedArray) -> bool:
         """Return whether any message would become several lines of text."""
@@ -459,7 +465,9 @@ class DataFrameSink(RowSink, SparkSink):
     ) -> None:
         """Dead-letter unfit messages; raises if there are too many."""
         at_once = _AT_ONCE if self._policy.keeps else 1
-        found = unfit_of(mine, self._contract, self._lines, at_once=at_once)
+        found = unfit_of(
+            mine, self._contract, self._lines, self._folders, at_once=at_once
+        )
         async for unfit in found:
             place = starts[unfit.partition] + unfit.place
             await self._refuse(unfit.message, unfit.why, place, counts, what)

@@ -537,6 +537,35 @@ async def test_partitions_become_directories(spark: SparkSession, out: Path) -> 
 
 
 @pytest.mark.any_client
+async def test_value_too_long_for_a_folder_is_dead_lettered(
+    spark: SparkSession, out: Path, tmp_path: Path
+) -> None:
+    """Its row alone is not loaded; escapes count as in the name (issue 23)."""
+    letters = DeadLetters(tmp_path / "state", pipeline="p")
+    sink = DataFrameSink(
+        spark,
+        Destination(str(out), partition_by=["k"]),
+        schema="id long, k string",
+        on_error=ErrorPolicy(budget=ErrorBudget(count=9, share=None)),
+        dead_letters=letters,
+    )
+    values = ["x" * 253, "x" * 254, "é" * 127, ":" * 84 + "x", ":" * 85, None]
+    messages = [json.dumps({"id": n, "k": k}).encode() for n, k in enumerate(values)]
+    await load(sink, [*messages, b'{"id":"x","k":"a"}'])
+    letters.close()
+    kept = spark.read.parquet(str(out)).select("id").collect()
+    assert sorted(row.id for row in kept) == [0, 3, 5]
+    flaws = [x.error.partition("string': ")[2] for x in letters.letters()]
+    assert flaws == [
+        *(
+            f"field 'k' makes a folder name of {size} bytes, expected no more than 255:"
+            " shorten it, or take k out of partition_by"
+            for size in (256, 256, 257)
+        ),
+        "field 'id' is a string that is not of type bigint",
+    ]
+
+
 async def test_format_and_options_are_sparks(spark: SparkSession, out: Path) -> None:
     """Any format with its options can be written."""
     sink = DataFrameSink(
