@@ -46,7 +46,7 @@ from pyspark.sql.types import (
 )
 
 from etlstage.errors import ConfigError
-from etlstage.files.find import LONGEST, ODD, folder_flaw, folder_name
+from etlstage.files.find import LONGEST, NOWHERE, ODD, folder_flaw, folder_name
 from etlstage.pipeline import invalid
 from etlstage.pipeline.invalid import TextLines
 from etlstage.settings.ddl import columns_of, spark_ddl
@@ -519,8 +519,8 @@ def judged(
     else:
         found = fitted(messages, contract)
     for name in folders:
-        long = _is_long(name, sf.col("row").getField(name).cast("string"))
-        found = found.withColumn("unfit", sf.col("unfit") | long)
+        homeless = _has_no_folder(name, sf.col("row").getField(name).cast("string"))
+        found = found.withColumn("unfit", sf.col("unfit") | homeless)
     if lines is None:
         return found
     text = sf.col("value")
@@ -530,11 +530,12 @@ def judged(
     return found.withColumn("unfit", sf.col("unfit") | split)
 
 
-def _is_long(name: str, text: Column) -> Column:
-    """Return whether the name of a partition's folder is too long."""
+def _has_no_folder(name: str, text: Column) -> Column:
+    """Return what :func:`folder_flaw` finds: whether a partition can't have a folder."""
     escaped = sf.regexp_replace(text, ODD.pattern, "%00")
     room = LONGEST - len(folder_name(name, "-").encode()) + 1
-    return sf.coalesce(sf.octet_length(escaped) > room, sf.lit(False))
+    unfit = (sf.octet_length(escaped) > room) | (text == NOWHERE)
+    return sf.coalesce(unfit, sf.lit(False))
 
 
 def _splits(text: Column, separator: str | None) -> Column:

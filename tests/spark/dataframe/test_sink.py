@@ -13,6 +13,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from etlstage.errors import ConfigError, SinkFailed, StageError
+from etlstage.files.find import NOWHERE
 from etlstage.pipeline import DeadLetters
 from etlstage.pipeline.dead_letter.letter import DeadLetter
 from etlstage.pipeline.dead_letter.retry import Settled
@@ -537,7 +538,7 @@ async def test_partitions_become_directories(spark: SparkSession, out: Path) -> 
 
 
 @pytest.mark.any_client
-async def test_value_too_long_for_a_folder_is_dead_lettered(
+async def test_value_that_can_be_no_folder_is_dead_lettered(
     spark: SparkSession, out: Path, tmp_path: Path
 ) -> None:
     """Its row alone is not loaded; escapes count as in the name (issue 23)."""
@@ -549,7 +550,7 @@ async def test_value_too_long_for_a_folder_is_dead_lettered(
         on_error=ErrorPolicy(budget=ErrorBudget(count=9, share=None)),
         dead_letters=letters,
     )
-    values = ["x" * 253, "x" * 254, "é" * 127, ":" * 84 + "x", ":" * 85, None]
+    values = ["x" * 253, "x" * 254, "é" * 127, ":" * 84 + "x", ":" * 85, None, NOWHERE]
     messages = [json.dumps({"id": n, "k": k}).encode() for n, k in enumerate(values)]
     await load(sink, [*messages, b'{"id":"x","k":"a"}'])
     letters.close()
@@ -561,6 +562,10 @@ async def test_value_too_long_for_a_folder_is_dead_lettered(
             f"field 'k' makes a folder name of {size} bytes, expected no more than 255:"
             " shorten it, or take k out of partition_by"
             for size in (256, 256, 257)
+        ),
+        (
+            "field 'k' has the text that is null in a folder's name: replace it, or"
+            " take k out of partition_by"
         ),
         "field 'id' is a string that is not of type bigint",
     ]
