@@ -154,22 +154,25 @@ async def test_worker_that_waits_for_the_consumer_is_not_silent(
     scene = Scene(stage)
     async with scene.supervisor, anyio.create_task_group() as tasks:
         messages: list[bytes] = []
+        free = anyio.Event()
 
         async def extract() -> None:
             async for run in scene.supervisor.extract_runs(template="go"):
                 messages.extend(run)
-                await anyio.sleep(LATER)
+                await free.wait()
 
         tasks.start_soon(extract)
         worker = await scene.asked()
+        worker._wire.write(b"x\n")
+        await anyio.wait_all_tasks_blocked()
         worker._wire.write((b"x" * 1500 + b"\n") * 2)
         scene.ring_for_answer()
         assert scene.running.error is None
         await anyio.wait_all_tasks_blocked()
         assert scene.running.link.deadlines.asked_at is None
-        await anyio.sleep(LATER / 2)
+        free.set()
         worker._wire.write(b"\0")
-    assert len(messages) == 2
+    assert len(messages) == 3
     assert scene.supervisor.faults.failures == 0
 
 
