@@ -460,8 +460,8 @@ class Link:
             self._paused_at = now = anyio.current_time()
             self.deadlines.pause()
             self._session.reading_paused(now)
-            self._settle(now)
             self._going_on = anyio.Event()
+            self._settle(now)
             await self._going_on.wait()
             self._going_on = None
             now = anyio.current_time()
@@ -756,7 +756,8 @@ class Link:
     def _arm_deadlines(self, now: float) -> None:
         """Restart the worker's time for what is due now; disarm if nothing is."""
         session, since = self._session, None
-        waits = self._storing or (self._asks and session.room >= 1)
+        asks = self._asks and session.room >= 1
+        waits = self._storing or asks or self._going_on is not None
         if session.owed and not waits:
             since = now if self._in_order else self.dispatch.oldest
         self.deadlines.arm(now, since, busy=self.dispatch.open.count > 0)
@@ -786,7 +787,7 @@ class Link:
             # It may have come in time, while the event loop was busy.
             if not self._worker.read_available():
                 if self.dispatch.stalled:
-                    self._arm_deadlines(now)  # the reading task pauses it
+                    self._arm_deadlines(now)  # until the reading task pauses
                 return
             within = deadlines.missed(now)
         if (since := deadlines.asked_at) is None:

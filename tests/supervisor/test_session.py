@@ -22,7 +22,7 @@ from etlstage.errors import (
     WorkerLost,
     WorkerRefusal,
 )
-from etlstage.messages import StageKind
+from etlstage.messages import Result, StageKind
 from etlstage.protocol.cocaine.settings import CocaineDialect
 from etlstage.protocol.events import (
     Added,
@@ -220,6 +220,40 @@ async def test_session_that_takes_too_long_is_cancelled() -> None:
         assert supervisor.faults.failures == 0
     assert len(workers.heard(Opened)) == 1
     assert len(workers.heard(Cancelled)) == 1
+
+
+async def test_deadlines_rest_while_a_caller_does_not_read() -> None:
+    """Another message, given meanwhile, has its time once reading goes on (issue 22)."""
+
+    async def flood(worker: CocaineWorker, event: Event) -> None:
+        if isinstance(event, Added) and event.messages == [b"much"]:
+            await worker.say(Added(event.id, [b"x" * 500_000]))
+        else:
+            await echo(worker, event)
+
+    slow = stage(timeout=Timeouts(message=5))
+    async with AsyncSupervisor(slow, launch=Workers(flood)) as supervisor:
+        results: list[Result] = []
+
+        async def submit() -> None:
+            results.extend(await supervisor.submit([b"a"]))
+
+        async with (
+            anyio.create_task_group() as tasks,
+            supervisor.session() as session,
+        ):
+            await session.send(b"much")
+            await anyio.sleep(1)
+            tasks.start_soon(submit)
+            await anyio.sleep(1)
+            assert supervisor._pool is not None
+            (running,) = supervisor._pool._running.values()
+            assert running.link.deadlines.asked_at is None
+            await anyio.sleep(10)
+            await session.choke()
+            assert len(await anext(session)) == 500_000
+        assert [result.outputs for result in results] == [(b"A",)]
+        assert supervisor.faults.failures == 0
 
 
 async def test_worker_dies_in_the_middle() -> None:
