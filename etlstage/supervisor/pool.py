@@ -33,6 +33,7 @@ from etlstage.errors import (
     WorkerLost,
     WorkerStartFailed,
 )
+from etlstage.protocol.base import Shape
 from etlstage.protocol.events import Assignment, CommitAsked, FarewellReason
 from etlstage.stage.stage import Stage
 from etlstage.supervisor.contract import checker_of
@@ -221,6 +222,7 @@ class WorkerPool:
         self._instructions: deque[Instruction] = deque()
         self._performing = False
         self._elastic = stage.pool.varies
+        self._streams = stage.dialect.shape is Shape.STREAM
         self._kick_due = False  # workers may take what another one had
         self._broken: BaseException | None = None  # ended a task, and so everything
         self._gone = anyio.Event()
@@ -575,7 +577,9 @@ class WorkerPool:
             if self.state[worker] is WorkerState.STOPPING:
                 return
         idle_since = None if running is None else running.link.deadlines.idle_since
-        self.handle(WorkerTimerRang(worker, idle_since))
+        # Without a request, what the program writes would be lost.
+        needed = not self._streams or self.backlog.demand > 0
+        self.handle(WorkerTimerRang(worker, idle_since, needed))
 
     async def _watch_memory(self, limit: int) -> None:
         while True:

@@ -14,8 +14,9 @@ from etlstage.messages import Run
 from etlstage.protocol.marker import Markers, Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import ErrorPolicy, RestartPolicy, Stage, Timeouts
-from etlstage.supervisor import WorkerFailed, WorkerRestarting
-from etlstage.testing import ScriptedWorker
+from etlstage.supervisor import AsyncSupervisor, WorkerFailed, WorkerRestarting
+from etlstage.testing import ScriptedLaunch, ScriptedWorker
+from etlstage.transport import Child, LaunchRequest, Wire
 from tests.supervisor.acts import acting
 from tests.supervisor.workers import (
     QUICK,
@@ -437,6 +438,33 @@ async def test_round_that_failed_is_tried_again() -> None:
         rounds = [await take(supervisor.extract()) for _ in range(4)]
 
     assert rounds == [[b"2"], [b"4"], [b"6"], [b"8"]]
+
+
+async def test_program_is_not_restarted_once_its_round_is_dropped() -> None:
+    """What it would write is for the next round, which starts it (issue 22)."""
+    refused = 2  # starts
+
+    class Launch(ScriptedLaunch):
+        def __call__(self, request: LaunchRequest, /) -> tuple[Wire, Child]:
+            nonlocal refused
+            if refused:
+                refused -= 1
+                raise OSError("refused")
+            return super().__call__(request)
+
+    async def extract(worker: ScriptedWorker) -> int:
+        await worker.write(b"%d\n" % worker.start)
+        return 0
+
+    run = plain("extract", restart=RestartPolicy(max=9, delay=1.0))
+    launch = Launch(extract)
+    async with AsyncSupervisor(run, launch=launch) as supervisor:
+        with anyio.move_on_after(0.1):
+            await take(supervisor.extract())
+        await anyio.sleep(10)
+        assert refused == 0
+        assert launch.workers == []
+        assert await take(supervisor.extract()) == [b"3"]
 
 
 async def test_nothing_is_started_once_the_supervisor_is_closed() -> None:

@@ -76,6 +76,8 @@ class WorkerTimerRang(NamedTuple):
     worker: str
     idle_since: float | None = None
     """Since when the worker has been idle, in seconds; None if it is busy."""
+    needed: bool = True
+    """Whether a worker that waits for its restart would have anything to do."""
 
 
 class WorkerFailed(NamedTuple):

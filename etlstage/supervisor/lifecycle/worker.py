@@ -106,7 +106,7 @@ TRANSITIONS: Final[Mapping[tuple[WorkerState, type[Event]], frozenset[WorkerStat
     (_S.STOPPING, WorkerWorn): frozenset({_S.STOPPING}),
     (_S.STOPPING, WorkerExited): _GONE,
     (_S.STOPPING, StopRequested): frozenset({_S.STOPPING}),
-    (_S.BACKOFF, WorkerTimerRang): frozenset({_S.STARTING}),
+    (_S.BACKOFF, WorkerTimerRang): frozenset({_S.STARTING, _S.EXITED}),
     (_S.BACKOFF, StopRequested): frozenset({_S.EXITED}),
     (_S.EXITED, StopRequested): frozenset({_S.EXITED}),
     (_S.FATAL, StopRequested): frozenset({_S.FATAL}),
@@ -399,7 +399,10 @@ class WorkerLife:
     def _rang(self, event: WorkerTimerRang, now: float) -> None:
         self.timer = None
         if self.state is WorkerState.BACKOFF:
-            self.spawn()
+            if event.needed:
+                self.spawn()
+            else:
+                self.dismiss(now)
         elif self.state is WorkerState.STARTING:
             limit = self._stage.timeout.start
             reason = f"was not ready within {limit:g} s (timeout.start)"

@@ -561,6 +561,20 @@ def test_idle_worker_goes_and_comes_back_under_its_name() -> None:
     assert d.handle(DemandSeen(2)) == [Spawn("t-2", 2, math.inf)]
 
 
+def test_restart_that_has_nothing_to_do_is_dropped() -> None:
+    """The worker is started when there is demand again (issue 22)."""
+    d = elastic()
+    d.end(status=1)
+    d.start()
+    d.end(status=1)
+    assert isinstance(d.out[-1], SetTimer)
+    assert d.handle(WorkerTimerRang("t-1", needed=False)) == []
+    assert d.state["t-1"] is WorkerState.EXITED
+    assert d.state.workers == ()
+
+    assert d.handle(DemandSeen(1)) == [Spawn("t-1", 3, math.inf)]
+
+
 def test_number_of_workers_is_what_was_set() -> None:
     """The last ones are stopped; the stage's own limits no longer apply."""
     d = elastic()
