@@ -94,6 +94,7 @@ class Link:
         received: Bytes received since the last complete reply.
         late: Bytes that it wrote after it had failed.
         mispaired: Set once its replies could not be matched to messages.
+        all_read: Whether its output has ended, and all of it was read.
 
     """
 
@@ -152,6 +153,7 @@ class Link:
         self.late: int = 0
         self.doubtful: int = 0
         self.mispaired: Mispaired | None = None
+        self.all_read: bool = False
         self._max_messages = max_messages
         self._reply_bytes = 0  # of complete replies whose exchanges have not ended
         self._batch_due = Deadline(self.pump_all)
@@ -172,7 +174,7 @@ class Link:
         self._identified = False  # the worker has, if its dialect does that
         self._farewell: Farewell | None = None  # to be sent as soon as possible
         self._parting: anyio.Event | None = None  # set when nothing defers it any more
-        self._all_read = self._output_ended = False
+        self._output_ended = False
         self._chunk = _CHUNK  # bytes to read next
         self._concluding = False  # its process is gone and its output was read
 
@@ -426,7 +428,7 @@ class Link:
     async def _read_all(self) -> None:
         wire = self._wire
         pull = wire.pull if isinstance(wire, Pulled) else None
-        while not self._all_read:
+        while not self.all_read:
             await self._wait_for_consumer()
             if self._pull():
                 await (wire.readable() if pull is None else pull(self._pull))
@@ -439,7 +441,7 @@ class Link:
                 return False
             data = read(self._chunk)
             if not data:
-                self._all_read = data is not None
+                self.all_read = data is not None
                 return data is None
             self._chunk = _BIG_CHUNK if len(data) >= _CHUNK else _CHUNK
             self._take(data)
@@ -447,7 +449,7 @@ class Link:
 
     def read_available(self) -> bool:
         """Read what has come; return whether the worker may be judged by that alone."""
-        if self._all_read:
+        if self.all_read:
             return True
         waits = self._pull()
         if not waits:
@@ -691,6 +693,8 @@ class Link:
     def _ring_session(self, _now: float) -> None:
         self._session_timer = None
         self._worker.read_available()
+        if self._worker.failed or self.all_read:
+            return
         now = self._clock()
         self._session.handle_timer(now)
         self._settle(now)

@@ -574,7 +574,8 @@ class WorkerPool:
         if running is not None:
             # What is missed may have come in time, while the event loop was busy.
             running.read_available()
-            if self.state[worker] is WorkerState.STOPPING:
+            # A worker whose output has ended exits now, or is stopped.
+            if running.link.all_read or self.state[worker] is WorkerState.STOPPING:
                 return
         idle_since = None if running is None else running.link.deadlines.idle_since
         # Without a request, what the program writes would be lost.

@@ -13,7 +13,7 @@ from etlstage.protocol.events import Alive, Ready
 from etlstage.protocol.marker import Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import ErrorPolicy, RestartPolicy, Stage, Timeouts
-from etlstage.supervisor import AsyncSupervisor
+from etlstage.supervisor import AsyncSupervisor, WorkerExited
 from etlstage.supervisor.worker import WorkerProcess
 from etlstage.testing import ScriptedLaunch, ScriptedWorker
 from etlstage.testing.scripted import Script
@@ -69,6 +69,21 @@ class Scene:
         pool.time = lambda: anyio.current_time() + LATER
         pool._ring(self.running.name, 0.0)
         pool.time = anyio.current_time
+
+    def ring_for_session(self) -> None:
+        """Do what the session's timer does in a loop that was busy."""
+        link, now = self.running.link, anyio.current_time() + HEARTBEAT
+        link._clock = lambda: now
+        link._session_due._ring(now)
+        link._clock = anyio.current_time
+
+
+async def quiet(worker: ScriptedWorker) -> int:
+    """Be ready, and exit with status 3 at the end of stdin."""
+    await ToyWorker(worker).say(Ready())
+    while await worker.read():
+        pass
+    return 3
 
 
 def answering() -> Stage:
@@ -205,22 +220,50 @@ async def test_timer_of_a_worker_that_has_just_failed() -> None:
         assert isinstance(scene.running.error, RemoteProtocolError)
 
 
-async def test_heartbeat_of_a_dialect_counts_before_its_deadline(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_heartbeat_of_a_dialect_counts_before_its_deadline() -> None:
     """The session has its own timer, and receives what has come first (issue 22)."""
-
-    async def quiet(worker: ScriptedWorker) -> int:
-        await ToyWorker(worker).say(Ready())
-        await anyio.sleep_forever()
-        return 0
-
     scene = Scene(staged(("toy",), dialect=ToyDialect()), quiet)
     async with scene.supervisor:
         await anyio.wait_all_tasks_blocked()
-        link = scene.running.link
         await ToyWorker(scene.launch.workers[0]).say(Alive())
-        monkeypatch.setattr(link, "_clock", lambda: anyio.current_time() + HEARTBEAT)
-        link._session_due._ring(anyio.current_time() + HEARTBEAT)
+        scene.ring_for_session()
         assert scene.running.error is None
-        monkeypatch.undo()
+
+
+@pytest.mark.parametrize(
+    ("scene", "ring"),
+    [
+        (lambda: Scene(beating()), Scene.ring_timer),
+        (
+            lambda: Scene(staged(("toy",), dialect=ToyDialect()), quiet),
+            Scene.ring_for_session,
+        ),
+    ],
+    ids=["timer", "session"],
+)
+async def test_worker_that_has_ended_owes_no_heartbeat(
+    scene: Callable[[], Scene], ring: Callable[[Scene], None]
+) -> None:
+    """Its exit status is reported instead (issue 22)."""
+    seen, fates = scene(), []
+    with seen.supervisor.events() as events:
+        async with seen.supervisor:
+            await anyio.wait_all_tasks_blocked()
+            seen.launch.workers[0]._wire.close_write()
+            ring(seen)
+            assert seen.running.error is None
+            async for event in events:
+                if isinstance(event, WorkerExited):
+                    fates.append(event.fate)
+                    break
+    assert fates == ["exited with status 3"]
+
+
+async def test_breach_precedes_a_heartbeat_of_a_dialect() -> None:
+    """What is read first shows that the worker is at fault (issue 22)."""
+    scene = Scene(staged(("toy",), dialect=ToyDialect()), quiet)
+    async with scene.supervisor:
+        await anyio.wait_all_tasks_blocked()
+        scene.launch.workers[0]._wire.write(b"nonsense\n")
+        scene.ring_for_session()
+        assert "no frame" in str(scene.running.error)
