@@ -229,16 +229,15 @@ class PipeChild:
         """
         if self._pidfd is not None:
             await _wait_ended(self._pidfd)
-        else:
-            while not self._reaped() and _status_of(self.pid) is None:
+        try:
+            while (status := self._poll()) is None:
                 WATCHDOG.check(monotonic())
                 await anyio.sleep(_POLL)
-        if self._reaped():
+        except ChildProcessError:
             self.kill()
             return self._popen.returncode
-        self._ended = _status_of(self.pid)
-        assert self._ended is not None, "it has ended"
-        return self._ended
+        self._ended = status
+        return status
 
     async def deserted(self) -> None:
         while not self._reaped() and (others := self._others()):
@@ -268,13 +267,24 @@ class PipeChild:
 
     def _reaped(self) -> bool:
         """Return whether it was reaped, by us or the host: its pid may be another's."""
-        if self._popen.returncode is not None:
-            return True
         try:
-            _status_of(self.pid)
+            self._poll()
         except ChildProcessError:
             return True
         return False
+
+    def _poll(self) -> int | None:
+        """
+        Return the exit status; None if it runs.
+
+        Raises:
+            ChildProcessError: If it was reaped. The host may do so at any moment, even
+                between two calls.
+
+        """
+        if self._popen.returncode is not None:
+            raise ChildProcessError
+        return _status_of(self.pid)
 
     def _others(self) -> list[int]:
         """Return the processes it has started that can be found, parents first."""

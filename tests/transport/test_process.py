@@ -354,6 +354,27 @@ async def test_worker_reaped_by_the_host_after_its_exit(
 
 
 @pytest.mark.parametrize("pidfd", [True, False])
+async def test_worker_reaped_by_the_host_just_after_a_look(
+    pidfd: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that waits for any child may do so at any moment (issue 22)."""
+    if not pidfd:
+        monkeypatch.setattr(os, "pidfd_open", refuse_pidfd)
+    look = os.waitid
+
+    def reaping(kind: int, pid: int, options: int) -> os.waitid_result | None:
+        found = look(kind, pid, options)
+        if found is not None:
+            os.waitpid(pid, 0)
+        return found
+
+    with started("exit 3") as (_wire, child), monkeypatch.context() as patch:
+        patch.setattr(os, "waitid", reaping)
+        assert await wait(child) == 3
+    assert child.returncode == 3
+
+
+@pytest.mark.parametrize("pidfd", [True, False])
 async def test_exit_status_with_sigchld_ignored(
     pidfd: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
