@@ -259,7 +259,7 @@ class _Acceptor:
         self._socket = listening
         self._selector = selector
         self._resumes_at: float | None = None
-        self._failing = False
+        self._failing = False  # since a connection was accepted last
         listening.setblocking(False)
         selector.register(listening, selectors.EVENT_READ)
 
@@ -281,7 +281,6 @@ class _Acceptor:
         try:
             connection, _ = self._socket.accept()
         except BlockingIOError:
-            self._failing = False
             return None
         except OSError as error:  # too many open files, or it has disconnected
             if not self._failing:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import anyio
 import pytest
@@ -152,6 +153,18 @@ async def test_what_is_found_instead_is_the_error(
     (result,) = scene.results
     assert isinstance(result.error, error)
     assert text in str(result.error)
+
+
+async def test_breach_precedes_a_deadline_of_any_order() -> None:
+    """The exchange is lost with the worker, not cancelled (issue 22)."""
+    scene = Scene(replace(answering(), dialect=ToyDialect()), quiet)
+    async with scene.supervisor, anyio.create_task_group() as tasks:
+        tasks.start_soon(scene.submit)
+        await anyio.wait_all_tasks_blocked()
+        scene.launch.workers[0]._wire.write(b"nonsense\n")
+        scene.ring_for_answer()
+    (result,) = scene.results
+    assert "broke the protocol: no frame" in str(result.error)
 
 
 async def test_worker_that_waits_for_the_consumer_is_not_silent(

@@ -213,6 +213,20 @@ async def test_host_may_be_cancelled_in_the_middle_of_a_stream() -> None:
 
 
 @in_memory
+async def test_block_that_fails_when_workers_were_just_started() -> None:
+    """Each is served once, by the task that is about to begin (issue 22)."""
+
+    async def fail() -> None:
+        async with acting(stage("echo")) as supervisor:
+            supervisor.scale(3)
+            raise ZeroDivisionError
+
+    for _ in range(20):  # trio runs the tasks of a turn in any order
+        with pytest.raises(ZeroDivisionError):
+            await fail()
+
+
+@in_memory
 async def test_cancelled_before_anything_happened() -> None:
     """A scope that is already cancelled still starts and stops the supervisor."""
     with anyio.CancelScope() as scope:

@@ -556,6 +556,36 @@ async def test_accepting_pauses_while_no_descriptor_is_left(
     )
 
 
+async def test_worker_that_waits_is_woken_by_a_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its socket is not watched meanwhile, but tried again (issue 22)."""
+    outage = Outage(monkeypatch, failures=1)
+    with listening() as (listener, wire):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(read_all, wire)
+            await anyio.wait_all_tasks_blocked()
+            with connected(listener, hello(wire.token)) as client:
+                listener.serve()  # as another wire does before the task can run
+                client.shutdown(socket.SHUT_WR)
+    assert outage.waited
+
+
+async def test_each_outage_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once, also after a worker has connected in between (issue 22)."""
+    with listening() as (listener, first):
+        for wire in (first, listener.expect()):
+            Outage(monkeypatch, failures=2)
+            with connected(listener, hello(wire.token)) as client:
+                client.shutdown(socket.SHUT_WR)
+                await read_all(wire)
+            monkeypatch.undo()
+        wire.close()
+    assert len(caplog.records) == 2
+
+
 async def test_locator_pauses_while_no_descriptor_is_left(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
