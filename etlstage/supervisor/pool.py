@@ -216,7 +216,7 @@ class WorkerPool:
         self.state: PoolState = PoolState(stage, random.random, name=name)
         """The lifecycle, which decides; only :meth:`handle` may change it."""
         self._running: dict[str, WorkerProcess] = {}
-        # Whether the task that serves it, or only its remains, has begun.
+        # Whether the task has begun that serves it, or only its remains; oldest first.
         self._served: dict[WorkerProcess, bool] = {}
         self._timers: dict[str, Deadline] = {}
         self._instructions: deque[Instruction] = deque()

@@ -109,8 +109,8 @@ class AsyncSupervisor:
         WorkerStartFailed: On entering, if the program can't be run, or the script that
             it is to interpret is not there.
         InvalidState: By methods, outside the block, or in another event loop or thread.
-            :meth:`events` may be called before it, and after it, when there are none;
-            :meth:`aclose` and :meth:`withhold` have no effect then.
+            After it, :meth:`aclose` and :meth:`withhold` have no effect and
+            :meth:`events` yields nothing; before it, only :meth:`events` may be called.
 
     """
 
@@ -220,8 +220,11 @@ class AsyncSupervisor:
                 their input.
             why: The reason that is sent to workers, in dialects with reasons.
 
+        Raises:
+            InvalidState: Before the block, or in another event loop or thread.
+
         """
-        self._entered()
+        self._require_entered()
         self._in_loop()
         self._pool.closing, self._pool.farewell_reason = True, why
         for intake in self._intakes:
@@ -256,8 +259,12 @@ class AsyncSupervisor:
 
         The rest of a stream, and anything read from its input from now on, is dropped:
         it has no results, and no position after it is yielded.
+
+        Raises:
+            InvalidState: Before the block, or in another event loop or thread.
+
         """
-        self._entered()
+        self._require_entered()
         self._in_loop()
         self._withheld = True
         for intake in self._intakes:
@@ -546,6 +553,8 @@ class AsyncSupervisor:
                 what was yielded before stays valid.
             RemoteProtocolError: If the worker broke the protocol, likewise.
             SourceFailed: If a range gives other messages when it is requested again.
+            StageFailed: If all workers failed, as when the program is not there any
+                more.
 
         """
         async with aclosing(self.extract_runs(start=start, end=end)) as runs:
@@ -710,13 +719,13 @@ class AsyncSupervisor:
                 self._observers.close()
 
     def _running(self) -> TaskGroup:
-        tasks = self._entered()
+        tasks = self._require_entered()
         if self._ended:
             raise self._not_running()
         self._in_loop()
         return tasks
 
-    def _entered(self) -> TaskGroup:
+    def _require_entered(self) -> TaskGroup:
         if self._tasks is None:
             raise self._not_running()
         return self._tasks

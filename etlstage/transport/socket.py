@@ -136,7 +136,7 @@ class SocketWire:
                 await anyio.wait_readable(self._socket.fileno())
             else:
                 assert self._listener is not None, "once it is closed, it is gone"
-                with anyio.move_on_after(self._listener.pause):
+                with anyio.move_on_after(self._listener.delay):
                     await anyio.wait_readable(self._wakeup_fd)
         self._look()
 
@@ -264,7 +264,7 @@ class _Acceptor:
         selector.register(listening, selectors.EVENT_READ)
 
     @property
-    def pause(self) -> float:
+    def delay(self) -> float:
         """Seconds until accepting is tried again; infinite if it is not paused."""
         if self._resumes_at is None:
             return math.inf
@@ -272,7 +272,7 @@ class _Acceptor:
 
     def resume(self) -> None:
         """Have the socket selected again if its pause is over."""
-        if not self.pause:
+        if not self.delay:
             self._resumes_at = None
             self._selector.register(self._socket, selectors.EVENT_READ)
 
@@ -340,9 +340,9 @@ class Listener:
         return not self._wires
 
     @property
-    def pause(self) -> float:
+    def delay(self) -> float:
         """Seconds until accepting is tried again; infinite if it is not paused."""
-        return self._acceptor.pause
+        return self._acceptor.delay
 
     def expect(self) -> SocketWire:
         """Return the wire for a worker that is going to connect."""
@@ -391,7 +391,7 @@ class Listener:
             self._unidentified[connection] = b""
             self._selector.register(connection, selectors.EVENT_READ)
             self._hear(connection)
-        if self.pause < math.inf:
+        if self.delay < math.inf:
             for wire in self._expected.values():
                 wire.wait_anew()
 
@@ -487,7 +487,7 @@ class LocatorServer:
         if self._pipe is not None and not self._lines:
             with (
                 suppress(anyio.ClosedResourceError),
-                anyio.move_on_after(self._acceptor.pause),
+                anyio.move_on_after(self._acceptor.delay),
             ):
                 await anyio.wait_readable(self._selector.fileno())
 

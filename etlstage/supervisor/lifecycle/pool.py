@@ -205,7 +205,7 @@ class PoolState:
         # A copy, as another thread may ask for the health while workers are added.
         return [life for life in list(self._lives.values()) if life.wanted]
 
-    def _able(self) -> list[WorkerLife]:
+    def _usable(self) -> list[WorkerLife]:
         """Return the workers that have a process, or will have one again."""
         return [life for life in self._wanted() if not life.finished]
 
@@ -228,7 +228,7 @@ class PoolState:
         if self.stopping or self.given_up or len(wanted) >= self._max:
             return
         # One at a time: how much the last one helps is not known before it runs.
-        busy = all(life.state is WorkerState.RUNNING for life in self._able())
+        busy = all(life.state is WorkerState.RUNNING for life in self._usable())
         if waiting and busy and waiting >= self._stage.pool.grow_at * len(wanted):
             self._start_one()
 
@@ -239,7 +239,7 @@ class PoolState:
             and life.state is WorkerState.RUNNING
             and idle_since is not None
             and now >= idle_since + policy.idle
-            and len(self._able()) > self._min
+            and len(self._usable()) > self._min
         ):
             life.dismiss(now)
 
@@ -247,11 +247,11 @@ class PoolState:
         self._min = self._max = workers
         if self.stopping or self.given_up:
             return  # a new worker would have nothing to do: all messages have ended
-        able = self._able()
+        usable = self._usable()
         for life in self._wanted():
-            if life not in able[:workers]:
+            if life not in usable[:workers]:
                 life.dismiss(now)
-        for _ in range(workers - len(able)):
+        for _ in range(workers - len(usable)):
             self._start_one()
         self._retire_one(now)  # the worker it waited for may have been dismissed
 
@@ -259,7 +259,7 @@ class PoolState:
 
     def _retire_one(self, now: float) -> None:
         """Replace a worn worker, if all others are running."""
-        others = self._able()
+        others = self._usable()
         if all(life.state is WorkerState.RUNNING for life in others):
             worn = next((life for life in others if life.worn is not None), None)
             if worn is not None:
