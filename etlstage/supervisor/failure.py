@@ -28,7 +28,7 @@ from etlstage.supervisor.lifecycle.worker import WorkerHistory
 from etlstage.supervisor.process import command_line
 from etlstage.supervisor.stderr import StderrLog
 from etlstage.telemetry.terminal import harmless
-from etlstage.transport.base import describe_status
+from etlstage.transport.base import UNKNOWN_STATUS, describe_status
 
 __all__ = ("WorkerErrors",)
 
@@ -37,6 +37,10 @@ _Error = TypeVar("_Error", bound=EtlstageError)
 _SHOWN: Final = 5  # events of its history that an error shows
 _LONGEST: Final = 160  # characters of a last line that may begin an error
 _REFUSALS: Final = 128  # refusals whose texts are cached
+_REAPED: Final = (
+    "the host process reaps its children: set SIGCHLD to SIG_DFL in it, and let it wait"
+    " for no process that it did not start"
+)
 
 
 class WorkerErrors:
@@ -164,7 +168,9 @@ class WorkerErrors:
         again = f", after {tries} tries" if tries > 1 else ""
         word = f"{self._word}; " if self._word else ""
         who = f"worker {self._name} (pid {self._pid})"
-        return f"stage {self._stage.name}: {word}{who} {fate}{again}"
+        reaped = self.status == UNKNOWN_STATUS and not self.signalled
+        hint = f"; {_REAPED}" if reaped else ""
+        return f"stage {self._stage.name}: {word}{who} {fate}{again}{hint}"
 
     @property
     def _word(self) -> str:

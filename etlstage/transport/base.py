@@ -177,11 +177,7 @@ class Launch(Protocol):
 def describe_status(status: int) -> str:
     """Return what became of a process, as a part of a sentence."""
     if status == UNKNOWN_STATUS:
-        return (
-            "has ended (exit status unknown: the host process reaps its children;"
-            " set SIGCHLD to SIG_DFL in it, and let it wait for no process that it did"
-            " not start)"
-        )
+        return "has ended (exit status unknown)"
     if status >= 0:
         return f"exited with status {status}"
     try:
