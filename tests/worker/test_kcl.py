@@ -81,6 +81,8 @@ class Daemon:
                 self.asked.append(event.position)
                 error = next(self.errors, None)
                 self.session.send(CommitAnswered(event.position, error), 0.0)
+                if self.session.state is State.ENDING and error == "ShutdownException":
+                    self.session.send(Farewell(why=FarewellReason.LOST), 0.0)
         if self.session.state is State.READY and self.script:
             self.session.send(self.script.pop(0), 0.0)
         return b"".join(self.session.data_to_send())

@@ -287,8 +287,6 @@ class KclSession:
                 self._events.append(Ready(self.shard))
             case State.ENDING if self._open.stored.sequence != SHARD_END:
                 # Without the lease it could not store the end: leaseLost is next.
-                if self._refused == SHUTDOWN:
-                    self._reason = FarewellReason.LOST
                 if self._reason is not FarewellReason.LOST:
                     self._wrong(self._unended())
             case State.ENDING | State.LOSING:

@@ -430,19 +430,6 @@ def test_lease_is_lost_at_the_end_of_a_shard(version: Version, asks: bool) -> No
 
 
 @NEW
-def test_store_shows_that_the_lease_is_lost(version: Version) -> None:
-    """Before its holder has learned that (issue 25)."""
-    session = begun(version)
-    session.send(Farewell(why=FarewellReason.ENDED), 0.0)
-    session.receive_data(checkpoint(), 0.0)
-    session.send(CommitAnswered([SHARD_END, 0], "ShutdownException"), 0.0)
-    session.data_to_send()
-    session.receive_data(status("shardEnded"), 0.0)
-
-    assert said(session) == b'{"action":"leaseLost"}\n'
-
-
-@NEW
 def test_a_processor_is_asked_to_stop(version: Version) -> None:
     """It may checkpoint once more; then its lease is lost."""
     session = begun(version)
