@@ -285,10 +285,10 @@ class DataFrameSink(RowSink, SparkSink):
 
     @property
     def _marks(self) -> bool:
-        return self._destination.marks and not self._keeps
+        return self._destination.marks and not self._leaves_mark
 
     @property
-    def _keeps(self) -> bool:
+    def _leaves_mark(self) -> bool:
         """Whether the mark is left as it is; one in a folder of its own is not."""
         return self.keeps_mark and not self._overwrites
 
@@ -424,11 +424,11 @@ class DataFrameSink(RowSink, SparkSink):
             rows = rows.coalesce(files)
         # The mode is append then, which later epochs have, too. A table that is created
         # here must not make mode error fail.
-        starts = first and not self._keeps and not created
-        last = last and not self._keeps
+        begins = first and not self._leaves_mark and not created
+        last = last and not self._leaves_mark
         await watch_job(
             rows.sparkSession,
-            lambda: destination.write(rows, first=starts, last=last),
+            lambda: destination.write(rows, first=begins, last=last),
             self._show_tasks,
         )
         if first:
