@@ -37,6 +37,8 @@ _NUMBERS: Final = {
 }
 """The columns of whole numbers, which may be missing."""
 _WHOLE: Final = {int, type(None)}
+_MOST: Final = (1 << 63) - 1
+"""Maximal size of such numbers, which daemons hold in 64 bits."""
 
 
 class _Given(NamedTuple):
@@ -139,12 +141,15 @@ class Uncommitted:
         stored, last = self._stored, self._last
         ranks: list[Rank] = []
         for place, (sequence, sub) in enumerate(zip(sequences, subs, strict=False)):
-            found = rank_of(str(sequence), sub or 0)
+            try:
+                found = rank_of(str(sequence), int(sub or 0))
+            except ValueError:  # of too many digits
+                found = None
             if found is None or found[0] < 0 or isinf(found[0]):
                 raise self._refused(
                     place,
-                    f"its sequence number is {sequence!r}, expected a decimal number of"
-                    f" at most {LONGEST} digits",
+                    f"its sequence number is {_shown(sequence)}, expected a decimal"
+                    f" number of at most {LONGEST} digits",
                 )
             # Records that a checkpoint covers may come again: they are skipped.
             risen = not ranks or found > ranks[-1]
@@ -169,12 +174,17 @@ class Uncommitted:
                 )
 
     def _check_numbers(self, numbers: Sequence[Any], what: str) -> None:
-        if set(map(type, numbers)) <= _WHOLE:
+        if set(map(type, numbers)) <= _WHOLE and all(
+            -_MOST <= number <= _MOST for number in numbers if number is not None
+        ):
             return
         for place, number in enumerate(numbers):
             if not _is_whole(number):
-                text = f"its {what} is {number!r}, expected a whole number"
-                raise self._refused(place, text)
+                raise self._refused(
+                    place,
+                    f"its {what} is {_shown(number)}, expected a whole number of at"
+                    " most 64 bits",
+                )
 
     def _refused(self, place: int, text: str) -> InvalidMessage:
         return InvalidMessage(
@@ -185,6 +195,13 @@ class Uncommitted:
 def _is_whole(number: Any) -> bool:  # noqa: ANN401 - of any type
     """Return whether a line can hold a number, which a frame may have as a float."""
     try:
-        return number is None or bool(int(number) == number)
+        return number is None or bool(-_MOST <= int(number) == number <= _MOST)
     except (TypeError, ValueError, OverflowError):
         return False
+
+
+def _shown(value: object) -> str:
+    try:
+        return repr(value)
+    except ValueError:  # Python writes no more than 4,300 digits
+        return "a number of too many digits"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from datetime import date
+from decimal import Decimal
 
 import pytest
 from hypothesis import given
@@ -10,7 +12,12 @@ from hypothesis import strategies as st
 
 from etlstage.errors import InvalidMessage
 from etlstage.messages import AnnotatedRun
-from etlstage.protocol.kcl.checkpoint import SHARD_END, TRIM_HORIZON, ShardPosition
+from etlstage.protocol.kcl.checkpoint import (
+    SHARD_END,
+    TRIM_HORIZON,
+    ShardPosition,
+    position_of,
+)
 from etlstage.protocol.kcl.uncommitted import Uncommitted
 
 
@@ -71,6 +78,9 @@ def test_counting_goes_on() -> None:
         ({"arrival": [date(2026, 1, 1)]}, 0, "its arrival is datetime.date"),
         ({"behind": [float("nan")]}, 0, "its delay behind the end of the shard is nan"),
         ({"behind": [1.0, float("inf")]}, 1, "is inf, expected a whole number"),
+        ({"arrival": [0, 1 << 63]}, 1, "expected a whole number of at most 64 bits"),
+        ({"arrival": [-(10**5000)]}, 0, "its arrival is a number of too many digits"),
+        ({"sequence": [10**5000]}, 0, "number is a number of too many digits"),
     ],
 )
 def test_records_that_are_none_are_refused(
@@ -91,6 +101,17 @@ def test_whole_numbers_may_be_floats() -> None:
     """A frame with missing values has no others (issue 25)."""
     run = AnnotatedRun([b"x"] * 2, sub=[0.0, None], arrival=[1.0, None])
     assert opened().ranks(run) == [(1, 0), (2, 0)]
+
+
+@pytest.mark.parametrize("sub", [5.0, True, Decimal(5)])
+def test_sub_sequence_numbers_become_whole_numbers(sub: object) -> None:
+    """A position that is stored as JSON is read again (issue 25)."""
+    open_ = opened()
+    run = AnnotatedRun([b"x"], sequence=["7"], sub=[sub])
+    open_.give(1, run, open_.ranks(run))
+
+    assert type(open_.largest.sub) is int
+    assert position_of(json.loads(json.dumps(open_.largest))) == ("7", sub)
 
 
 def test_records_put_as_one_rise_by_their_sub_sequence_numbers() -> None:
