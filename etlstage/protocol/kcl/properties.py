@@ -131,12 +131,25 @@ _ESCAPES: Final = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 
 def read_properties(text: str) -> dict[str, str]:
-    """Return the properties in a Java file; the last value of a repeated name wins."""
+    """
+    Return the properties in a Java file; the last value of a repeated name wins.
+
+    Raises:
+        ConfigError: If half of a surrogate pair is escaped.
+
+    """
     found = {}
     for line in _logical_lines(text):
         match = _LINE.fullmatch(line)
-        if match is not None:
+        if match is None:
+            continue
+        try:
             found[_plain(match[1])] = _plain(match[2]).strip()
+        except UnicodeDecodeError:
+            raise ConfigError(
+                f"{match[1]}: found half of a surrogate pair, expected both halves,"
+                r" as in \ud83d\ude00"
+            ) from None
     return found
 
 
@@ -162,7 +175,9 @@ def _plain(text: str) -> str:
         code = match[1]
         return chr(int(code[1:], 16)) if len(code) == 5 else _ESCAPES.get(code, code)
 
-    return _ESCAPE.sub(meant, text)
+    # Java escapes a character beyond 16 bits as two.
+    utf16 = _ESCAPE.sub(meant, text).encode("utf-16", "surrogatepass")
+    return utf16.decode("utf-16")
 
 
 def translated(text: str) -> tuple[_Keys, list[str], _Keys]:
@@ -170,7 +185,8 @@ def translated(text: str) -> tuple[_Keys, list[str], _Keys]:
     Return the keys of a load stage, what was dropped and why, and those of an extract.
 
     Raises:
-        ConfigError: If there is no program, or a value has the wrong type.
+        ConfigError: If there is no program, a value has the wrong type, or half of a
+            surrogate pair is escaped.
 
     """
     properties = read_properties(text)

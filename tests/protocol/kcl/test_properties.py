@@ -49,6 +49,12 @@ def test_lines_end_as_in_java() -> None:
     }
 
 
+def test_escaped_surrogates_are_joined() -> None:
+    """Two escapes of Java stand for one character beyond 16 bits (issue 26)."""
+    text = "a\\uD83D\\uDE00 = \\ufeffx\\ud83d\\ude00y\\u00e9"
+    assert read_properties(text) == {"a\U0001f600": "\ufeffx\U0001f600yé"}
+
+
 def test_what_has_a_key() -> None:
     """The program, times, records of an action, empty lists."""
     keys, dropped, _ = translated(
@@ -171,9 +177,14 @@ def test_empty_lists_come_as_daemons_read() -> None:
             "initialPositionInStream: expected LATEST or TRIM_HORIZON",
         ),
         (PROGRAM + "timeoutInSeconds = -1", "timeoutInSeconds: expected a whole"),
+        (
+            PROGRAM + "regionName = a\\uDE00\\uD83D",
+            "regionName: found half of a surrogate pair, expected both halves",
+        ),
+        (PROGRAM + "a\\ud83d = 1", "a\\ud83d: found half of a surrogate pair"),
     ],
 )
 def test_wrong_value(text: str, said: str) -> None:
-    """The error names the property."""
+    """The error names the property (issue 26)."""
     with pytest.raises(ConfigError, match=re.escape(said)):
         translated(text)
