@@ -8,6 +8,7 @@ is either translated, or reported with the reason why it has no key.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Final, TypeAlias
 
@@ -122,6 +123,7 @@ _GROUPS: Final = (
     ("workerMetrics", _LEASES),
 )
 _IDLE: Final = "1500"  # milliseconds between two reads, by default
+_DIGITS: Final = sys.float_info.max_10_exp  # so that it can be divided
 _LINE_END: Final = re.compile(r"\r\n|\r|\n")
 _LINE: Final = re.compile(
     r"((?:\\.|[^=: \t\f\\])+)[ \t\f]*[=: \t\f]?[ \t\f]*(.*)", re.DOTALL
@@ -260,8 +262,11 @@ def _seconds(keys: _Keys, name: str, value: str) -> str:
 
 
 def _whole(name: str, value: str) -> int:
-    if not (value.isascii() and value.isdecimal()):
-        raise ConfigError(f"{name}: expected a whole number, got {value!r}")
+    if not (value.isascii() and value.isdecimal() and len(value) <= _DIGITS):
+        raise ConfigError(
+            f"{name}: expected a whole number of at most {_DIGITS} digits, got"
+            f" {value!r}"
+        )
     return int(value)
 
 

@@ -182,6 +182,20 @@ def test_empty_lists_come_as_daemons_read() -> None:
             "regionName: found half of a surrogate pair, expected both halves",
         ),
         (PROGRAM + "a\\ud83d = 1", "a\\ud83d: found half of a surrogate pair"),
+        *(
+            (PROGRAM + f"streamName=s\n{name}=" + "9" * digits, f"{name}: expected a")
+            for digits in (309, 5000)
+            for name in (
+                "failoverTimeMillis",
+                "maxRecords",
+                "initialPositionInStreamExtended",
+            )
+        ),
+        (
+            PROGRAM + "callProcessRecordsEvenForEmptyRecordList=true\n"
+            "idleTimeBetweenReadsInMillis=" + "9" * 400,
+            "idleTimeBetweenReadsInMillis: expected a whole number of at most 308",
+        ),
     ],
 )
 def test_wrong_value(text: str, said: str) -> None:
