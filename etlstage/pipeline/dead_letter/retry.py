@@ -81,7 +81,10 @@ class Settled:
     def __init__(self, folder: Path) -> None:
         self.state: Path = folder.parent
         """The state directory, without those of the parts after durable edges."""
-        self._folders = [folder, *_letters_behind(self.state)]
+        self._folders = [
+            _real(self.state) / folder.name,
+            *_letters_behind(self.state),
+        ]
         # When a durable edge is added or removed, stages move to other parts: so the
         # outcome of a letter may be recorded in any part.
         every = _letters_of_whole(self.state) or self._folders
@@ -163,15 +166,21 @@ class Settled:
 
 
 def _letters_behind(state: Path) -> list[Path]:
-    return [at / FOLDER for at in behind(state)]
+    return [_real(at) / FOLDER for at in behind(state)]
 
 
 def _letters_of_whole(state: Path) -> list[Path]:
     """Return all folders of letters of a pipeline, if ``state`` is after an edge."""
-    whole = state.parent
-    if state not in behind(whole) or not os.path.exists(whole / LOCK):
-        return []
-    return [whole / FOLDER, *_letters_behind(whole)]
+    # The path may be a link to an edge, and an edge a link to another place.
+    for whole in (_real(state).parent, _real(state.parent)):
+        parts = _letters_behind(whole)
+        if _real(state) / FOLDER in parts and os.path.exists(whole / LOCK):
+            return [whole / FOLDER, *parts]
+    return []
+
+
+def _real(path: Path) -> Path:
+    return Path(os.path.realpath(path))
 
 
 def _rank(letter: DeadLetter, number: int) -> tuple[int, str, int]:

@@ -88,6 +88,31 @@ def test_outcome_in_another_part_counts(tmp_path: Path) -> None:
     assert Settled(tmp_path / "dead_letters").next == 2
 
 
+@pytest.mark.parametrize("path", [".", "../edge-a", "dead_letters/..", "link"])
+def test_outcome_in_another_part_counts_by_each_path(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The part after a durable edge may be named in any way (issue 26)."""
+    edge = tmp_path / "edge-a"
+    (tmp_path / "lock").touch()
+    append(edge, letter(0), letter(1), letter(2))
+    settle(tmp_path, ["r-0"], "passed", number=1)
+    settle(edge, [], "passed", letters=[letter(1, error="again")], number=1)
+    monkeypatch.chdir(edge)
+    Path("link").symlink_to(edge)
+    assert left(Path(path)) == [("r-2", "died"), ("r-1", "again")]
+
+
+def test_outcome_counts_in_an_edge_that_is_a_link(tmp_path: Path) -> None:
+    """A part may be kept elsewhere, with a link in the state directory (issue 26)."""
+    state, edge = tmp_path / "state", tmp_path / "elsewhere"
+    append(edge, letter(0), letter(1))
+    settle(state, ["r-0"], "passed", number=1)
+    (state / "lock").touch()
+    (state / "edge-a").symlink_to(edge)
+    assert left(state / "edge-a") == [("r-1", "died")]
+
+
 def test_folder_named_like_an_edge_is_not_one(tmp_path: Path) -> None:
     """Without a state directory around it, what is beside it is not read (issue 26)."""
     append(tmp_path / "edge-a", letter(0))
