@@ -90,7 +90,7 @@ class Settled:
         every = _letters_of_whole(self.state) or self._folders
         self._files = [path for one in every for path in files_in(one / SETTLED)]
         self._gone: dict[str, Became] = {}
-        # Retries are numbered in each part: over all parts, attempts and time decide.
+        # Retries are numbered in each part: between parts, attempts and time decide.
         self._latest: dict[str, tuple[int, str, int]] = {}
         self._stages: set[str] = set()
         self.replaced: Replaced | None = max(
@@ -104,8 +104,10 @@ class Settled:
                 if not isinstance(item, DeadLetter):
                     self._gone[item[0]] = item[1]
                     continue
-                last = self._latest.get(item.id, (0, "", -1))
-                self._latest[item.id] = max(last, _rank(item, number))
+                rank = _rank(item, number)
+                last = self._latest.get(item.id, rank)
+                same = self._files[last[-1]].parent == path.parent
+                self._latest[item.id] = rank if same else max(last, rank)
                 if path.parent.parent in self._folders:
                     self._stages.add(item.stage)
 

@@ -113,6 +113,16 @@ def test_outcome_counts_in_an_edge_that_is_a_link(tmp_path: Path) -> None:
     assert left(state / "edge-a") == [("r-1", "died")]
 
 
+def test_clock_may_go_back_between_retries(tmp_path: Path) -> None:
+    """In one part the number of a retry decides which outcome is shown (issue 26)."""
+    append(tmp_path, letter(0))
+    for number, hour in enumerate((12, 11), start=1):
+        at = f"2026-01-03T{hour}:00:00.000+00:00"
+        again = replace(letter(0, error=f"error {number}"), time=at)
+        settle(tmp_path, [], "passed", letters=[again], number=number)
+    assert left(tmp_path) == [("r-0", "error 2")]
+
+
 def test_folder_named_like_an_edge_is_not_one(tmp_path: Path) -> None:
     """Without a state directory around it, what is beside it is not read (issue 26)."""
     append(tmp_path / "edge-a", letter(0))
