@@ -288,6 +288,13 @@ class WorkerPool:
         while self._served or not (self.state.finished or self._broken):
             await self._gone.wait()
 
+    def close_for(self, why: FarewellReason) -> None:
+        """Take no more submissions; ``why`` is sent to workers when they are stopped."""
+        self.closing, self.farewell_reason = True, why
+        if why is FarewellReason.LOST:
+            for running in list(self._running.values()):
+                running.lose_share()
+
     async def close(self, *, patient: bool) -> None:
         """Stop the workers, then end all submissions, even if this is cancelled."""
         try:

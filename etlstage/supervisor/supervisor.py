@@ -226,7 +226,7 @@ class AsyncSupervisor:
         """
         self._require_entered()
         self._in_loop()
-        self._pool.closing, self._pool.farewell_reason = True, why
+        self._pool.close_for(why)
         for intake in self._intakes:
             intake.scope.cancel()
         try:

@@ -143,6 +143,7 @@ class WorkerProcess:
         self._ending = False  # it is to end, or is gone: it is given nothing more
         self._quit = anyio.Event()
         self._patient = True  # it may finish by itself
+        self._parting = False  # it was sent a farewell
         self._waiting = anyio.CancelScope()  # cancelled when it is to end quickly
         self._gone = anyio.Event()  # the process is; its descendants may still run
         self._by_us = False  # we ended it
@@ -189,6 +190,11 @@ class WorkerProcess:
         busy = self._stage.kind is StageKind.EXTRACT and self.link.busy
         self._end_process(patient=patient and not busy)
         self.link.give_whole()
+
+    def lose_share(self) -> None:
+        """Send that its share is lost, if the worker was asked to end before that."""
+        if self._parting and not (self.exited or self.failed):
+            self.link.start_farewell(FarewellReason.LOST)
 
     def kill_remains(self) -> None:
         """Let :meth:`run` kill the processes that the worker left behind, now."""
@@ -345,9 +351,9 @@ class WorkerProcess:
             return
         why = self._pool.farewell_reason
         if self._patient and self.link.start_farewell(why):
-            # What the worker still has to answer has a deadline of its own. If its share
-            # is lost, nothing that it still does can be stored.
-            if not self._closed and why is not FarewellReason.LOST:
+            self._parting = True
+            # What the worker still has to answer has a deadline of its own.
+            if not self._closed:
                 await self._wait(math.inf, self.link.parting)
             if self._patient and not self.exited:
                 self._log_step("the farewell of its dialect")

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
-from itertools import chain, product
+from itertools import chain, pairwise, product
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -343,6 +343,33 @@ async def test_processor_whose_lease_is_lost_in_an_action_is_sent_that() -> None
         actions = [action for of, action in processors.actions if of == shard]
         lost = actions.index("leaseLost")
         assert actions[:lost] == ["initialize", *["processRecords"] * (lost - 1)]
+
+
+@virtually
+async def test_processor_whose_lease_is_lost_at_the_end_is_sent_that() -> None:
+    """It could not commit the end, and the shard does not fail for it (issue 25)."""
+    table = Gone()
+
+    class GoneAtEnd(Processors):
+        async def _checkpoint(
+            self,
+            *args: Any,  # noqa: ANN401 - passed on
+        ) -> None:
+            table.gone = args[2] is None and not self.errors
+            await super()._checkpoint(*args)
+            table.gone = False
+
+    processors = GoneAtEnd(every=99)
+    (report,) = await run_all(runner(table, processors))
+
+    assert report.status == "done", report.error
+    check_whole(processors)
+    refused = processors.errors.count("ShutdownException")
+    lost = 0
+    for shard in processors.done:
+        actions = [action for of, action in processors.actions if of == shard]
+        lost += [*pairwise(actions)].count(("shardEnded", "leaseLost"))
+    assert lost == refused > 0
 
 
 @virtually

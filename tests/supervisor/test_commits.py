@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -18,6 +19,7 @@ from structlog.testing import capture_logs
 
 from etlstage.errors import (
     ConfigError,
+    EtlstageError,
     InvalidMessage,
     NotCommitted,
     StageFailed,
@@ -402,6 +404,35 @@ async def test_share_that_is_lost_is_not_committed() -> None:
     assert committer.partings == ["lost"]
 
 
+async def test_share_that_is_lost_at_its_end() -> None:
+    """The worker that could not commit it is sent that, and not blamed (issue 25)."""
+    processors = Processors(every=9)
+
+    async def store(request: CommitRequest) -> None:
+        tasks.start_soon(partial(supervisor.aclose, why=FarewellReason.LOST))
+        raise EtlstageError("ShutdownException")
+
+    supervisor = AsyncSupervisor(
+        Stage(name="t", worker=("p",), kind=StageKind.LOAD, dialect=KclDialect()),
+        launch=ScriptedLaunch(processors),
+        commit=store,
+        assignment=Assignment("s-1"),
+    )
+
+    async def runs() -> AsyncIterator[Run]:
+        yield [b'{"n": 0}']
+        supervisor.finish(why=FarewellReason.ENDED)
+
+    async with anyio.create_task_group() as tasks, supervisor:
+        (outcome,) = [outcome async for outcome in supervisor.answers(runs())]
+
+    actions = [action for _, action in processors.actions]
+    assert actions == ["initialize", "processRecords", "shardEnded", "leaseLost"]
+    assert processors.errors == ["ShutdownException"]
+    assert isinstance(outcome.error, NotCommitted)
+    assert supervisor.faults.failures == 0
+
+
 async def test_share_whose_rest_is_given_up_does_not_end() -> None:
     """A position behind its end would cover what no worker was given (issue 25)."""
     committer = Committer([], every=2)
@@ -433,8 +464,10 @@ async def stop_in_action(
     """
     Stop a supervisor a second after its processor was given three of six records.
 
-    Returns the processor's actions, the places that are loaded, and the duration.
+    If ``lost`` is given, the share is lost that many seconds later. Returns the
+    processor's actions, the places that are loaded, and the duration.
     """
+    lost = settings.pop("lost", None)
     limit, why = settings.pop("limit", None), settings.pop("why", FarewellReason.DRAIN)
     load = Stage(
         name="t",
@@ -459,9 +492,15 @@ async def stop_in_action(
         async def answers() -> None:
             found.extend([outcome async for outcome in supervisor.answers(runs())])
 
+        async def lose(seconds: float) -> None:
+            await anyio.sleep(seconds)
+            await supervisor.aclose(why=FarewellReason.LOST)
+
         tasks.start_soon(answers)
         await anyio.sleep(1)
         began = anyio.current_time()
+        if lost is not None:
+            tasks.start_soon(lose, lost)
         with anyio.move_on_after(limit):
             await supervisor.aclose(why=why)
         took = anyio.current_time() - began
@@ -493,6 +532,19 @@ async def test_farewell_follows_an_action(
     found = await stop_in_action(Processors(pause=pause, every=9), why=why)
 
     assert found == (["initialize", *actions], loaded, seconds)
+
+
+@pytest.mark.parametrize(
+    ("pause", "actions", "seconds"),
+    [(1.0, ["processRecords", "leaseLost"], 2.0), (99.0, ["processRecords"], 11.0)],
+)
+async def test_share_that_is_lost_while_an_action_defers_the_farewell(
+    pause: float, actions: list[str], seconds: float
+) -> None:
+    """The worker is sent that instead, and has less time, as others wait (issue 25)."""
+    found = await stop_in_action(Processors(pause=pause, every=9), lost=1.0)
+
+    assert found == (["initialize", *actions], [], seconds)
 
 
 async def test_time_of_a_farewell_begins_after_the_action() -> None:

@@ -192,7 +192,9 @@ class KclSession:
     @property
     def defers_farewell(self) -> bool:
         """Whether the processor has records, or an empty list, to work on first."""
-        return self.state is State.PROCESSING
+        # If its lease is lost, nothing that it still does can be stored.
+        lost = self._reason is FarewellReason.LOST
+        return self.state is State.PROCESSING and not lost
 
     # --- receiving ------------------------------------------------------------
 
