@@ -465,6 +465,34 @@ async def test_worker_that_terminates_gets_what_is_added_to_its_sessions() -> No
         assert await rest(session) == []
 
 
+async def test_worker_that_terminates_has_its_sessions_cancelled() -> None:
+    """With ``terminate: drain``, if a caller leaves or waits too long (issue 22)."""
+
+    async def leave(worker: CocaineWorker, event: Event) -> int | None:
+        match event:
+            case Added():
+                await worker.write(b"\x93\x01\x01\x92\x01\xa6enough")
+            case Cancelled():
+                return 0
+        return None
+
+    dialect, brief = CocaineDialect(terminate="drain", seal=20.0), Timeouts(message=5)
+    workers = Workers(leave)
+    async with AsyncSupervisor(
+        stage(dialect, timeout=brief), launch=workers
+    ) as supervisor:
+        async with supervisor.session() as session:
+            await session.send(b"leaves")
+            await anyio.sleep(1)
+        await anyio.sleep(10)
+        async with supervisor.session() as session:
+            await session.send(b"waits")
+            with pytest.raises(TimeoutError):
+                await anext(session)
+        await anyio.sleep(10)
+        assert [worker.returncode for worker in workers.workers[:2]] == [0, 0]
+
+
 async def test_reply_without_all_input_is_an_error() -> None:
     """A worker may still end its session after it was asked to terminate (issue 22)."""
 

@@ -178,6 +178,8 @@ class ConnectionState(Enum):
 
 _BEATING: Final = (ConnectionState.ACTIVE, ConnectionState.SEALED)
 """States in which the worker has to beat."""
+_OVER: Final = (ConnectionState.ENDED, ConnectionState.ERROR)
+"""States in which nothing is sent, unless open sessions may still end."""
 
 
 class CocaineSession:
@@ -377,14 +379,18 @@ class CocaineSession:
 
     # --- sending --------------------------------------------------------------
 
+    @property
+    def _silent(self) -> bool:
+        """Whether nothing is sent any more, as behind a terminate."""
+        # A worker that sent terminate may need more to end its open sessions.
+        return self.state in _OVER and not self._alarms.waits(Alarm.DRAIN)
+
     def send(self, event: Event, now: float = 0.0, /) -> None:
         if self._ours and isinstance(event, Cancelled):
             # This is allowed at any time: the caller does not know the state.
             self._cancel(event)
             return
-        # A worker that sent terminate may need more to end its open sessions.
-        drains = isinstance(event, Added) and self._alarms.waits(Alarm.DRAIN)
-        if self.state in (ConnectionState.ENDED, ConnectionState.ERROR) and not drains:
+        if self.state in _OVER and (self._silent or not isinstance(event, Added)):
             raise self._forbidden(event)
         match event:
             case Opened() if self._ours and self.room >= _count(event):
@@ -415,9 +421,7 @@ class CocaineSession:
         self._alarms.begin()
 
     def _cancel(self, event: Cancelled) -> None:
-        # Nothing is sent after a terminate.
-        silent = self.state in (ConnectionState.ENDED, ConnectionState.ERROR)
-        self._sessions.cancel(event, silent=silent)
+        self._sessions.cancel(event, silent=self._silent)
         self._leave_if_drained()
 
     def _send_farewell(self, event: Farewell) -> None:

@@ -536,6 +536,18 @@ def test_worker_that_terminates_gets_the_rest_of_its_open_sessions() -> None:
         session.send(Added(1, [b"b"]))
 
 
+def test_worker_that_terminates_has_its_open_sessions_cancelled() -> None:
+    """Nothing is sent to it once they have ended (issue 22)."""
+    session = supervisor(soft=True, deadlines=Deadlines(terminate=5.0))
+    sent(session, opened(1, ended=False), opened(2, ended=False))
+    received(session, TERMINATE, 10.0)
+
+    cancelled = frames([2, 1, [[42, 0], "left"]], [3, 1, [[42, 7], "late"]])
+    assert sent(session, Cancelled(1, 0, "left"), Cancelled(2, 7, "late")) == cancelled
+    assert (session.owed, session.get_timer()) == (0, 15.0)
+    assert sent(session, Cancelled(2, 7, "late")) == b""
+
+
 def test_worker_that_terminates_and_does_not_end_its_sessions_is_at_fault() -> None:
     """Callers wait for its sessions."""
     session = supervisor(soft=True, deadlines=Deadlines(seal=3.0))
