@@ -108,10 +108,14 @@ class DialectSession(Protocol):
         """How many exchanges may be opened now; messages, if a worker asks for them."""
 
     def receive_data(self, data: bytes, now: float, /) -> None:
-        """Take bytes that the peer sent; they may be split anywhere."""
+        """
+        Take bytes that the peer sent; they may be split anywhere.
+
+        None at all: the peer is read again, see :meth:`reading_paused`.
+        """
 
     def reading_paused(self, now: float, /) -> None:
-        """Expect no sign of life before the next bytes, as the peer is not read."""
+        """Expect no sign of life before :meth:`receive_data`: the peer is not read."""
 
     def receive_eof(self, now: float, /) -> None:
         """Take the end of the peer's output."""

@@ -470,6 +470,8 @@ class Link:
             if not self._in_order:
                 self.dispatch.postpone(now - self._paused_at, now)
             self._arm_deadlines(now)
+            if self._unprompted:
+                self._take(b"")  # its own deadlines go on, even if nothing has come
 
     def catch_up(self) -> None:
         """Read what a dead process has written, without waiting for more."""

@@ -18,6 +18,7 @@ from etlstage.errors import (
     InvalidMessage,
     LocalProtocolError,
     Overloaded,
+    RemoteProtocolError,
     StageFailed,
     WorkerLost,
     WorkerRefusal,
@@ -254,6 +255,31 @@ async def test_deadlines_rest_while_a_caller_does_not_read() -> None:
             assert len(await anext(session)) == 500_000
         assert [result.outputs for result in results] == [(b"A",)]
         assert supervisor.faults.failures == 0
+
+
+async def test_worker_that_hangs_while_a_caller_does_not_read_is_replaced() -> None:
+    """It has to beat once reading goes on, though nothing is there (issue 22)."""
+
+    async def hang(worker: ScriptedWorker) -> int:
+        async with CocaineWorker(worker, beat=None) as cocaine:
+            while (event := await cocaine.hear()) is not None:
+                if isinstance(event, Added):
+                    await cocaine.say(Added(event.id, [b"x" * 500_000]))
+        return 0
+
+    patient = stage(CocaineDialect(heartbeat=5.0), timeout=Timeouts(message=None))
+    async with (
+        AsyncSupervisor(patient, launch=ScriptedLaunch(hang)) as supervisor,
+        supervisor.session() as session,
+    ):
+        await session.send(b"much")
+        await anyio.sleep(20)
+        assert len(await anext(session)) == 500_000
+        with (
+            anyio.fail_after(60),
+            pytest.raises(RemoteProtocolError, match="there was no heartbeat within 5"),
+        ):
+            await anext(session)
 
 
 async def test_worker_dies_in_the_middle() -> None:

@@ -727,6 +727,16 @@ def test_worker_that_is_not_read_is_not_missed_and_does_not_miss_us() -> None:
     assert session.get_timer() == 18.0
 
 
+def test_worker_that_is_read_again_has_to_beat() -> None:
+    """Also if nothing that it had sent is waiting (issue 22)."""
+    session = supervisor(deadlines=Deadlines(heartbeat=4.0))
+    session.reading_paused(10.0)
+    assert received(session, b"", 11.0) == []
+    assert session.get_timer() == 15.0
+    session.handle_timer(15.0)
+    assert failure(session.events_received()) == "there was no heartbeat within 4 s"
+
+
 def test_one_fault_is_enough() -> None:
     """Other deadlines that passed in a jump of the clock have no effect then."""
     session = supervisor(deadlines=Deadlines(heartbeat=4.0, seal=3.0))
