@@ -519,6 +519,31 @@ async def test_worker_that_terminates_has_its_sessions_cancelled() -> None:
         assert [worker.returncode for worker in workers.workers[:2]] == [0, 0]
 
 
+async def test_worker_that_terminates_waits_for_a_caller_that_reads_slowly() -> None:
+    """With ``terminate: drain``, its reply is not late because of that (issue 22)."""
+
+    async def leave(worker: CocaineWorker, event: Event) -> int | None:
+        if not isinstance(event, Added):
+            return None
+        await worker.write(b"\x93\x01\x01\x92\x01\xa6enough")
+        for _ in range(3):
+            await worker.say(Added(event.id, [b"x" * 400_000]))
+        await worker.say(Ended(event.id, [(b"end",)]))
+        return 0
+
+    dialect, workers = CocaineDialect(terminate="drain", seal=1.0), Workers(leave)
+    async with (
+        AsyncSupervisor(stage(dialect), launch=workers) as supervisor,
+        supervisor.session() as session,
+    ):
+        await session.choke()
+        for _ in range(3):
+            await anyio.sleep(30)
+            assert len(await anext(session)) == 400_000
+        assert await rest(session) == [b"end"]
+        assert workers.workers[0].returncode == 0
+
+
 async def test_reply_without_all_input_is_an_error() -> None:
     """A worker may still end its session after it was asked to terminate (issue 22)."""
 

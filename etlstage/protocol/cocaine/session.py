@@ -130,6 +130,10 @@ class Alarms:
         """Cancel an alarm; return whether it was set."""
         return self._due.pop(alarm, None) is not None
 
+    def suspend(self, alarm: Alarm) -> None:
+        """Stop the time of an alarm until it is set again."""
+        self._due[alarm] = math.inf
+
     def clear(self) -> None:
         """Cancel all alarms."""
         self._due.clear()
@@ -271,6 +275,8 @@ class CocaineSession:
         if self.state in _BEATING and self._ours:
             self._alarms.cancel(Alarm.UNHEARD)
             self._alarms.set(Alarm.HEARTBEAT)
+        elif self._alarms.cancel(Alarm.UNHEARD):
+            self._alarms.set(Alarm.DRAIN)
         try:
             self._sessions.take_all(self._frames.feed(data), self._take)
         except RemoteProtocolError as error:
@@ -282,10 +288,13 @@ class CocaineSession:
             self._leave_if_drained()
 
     def reading_paused(self, now: float, /) -> None:
-        """Expect no heartbeats, but send some: the worker awaits answers to its own."""
+        """Await nothing, but send heartbeats: the worker awaits answers to its own."""
         self._tick(now)
         if self.state in _BEATING and self._ours:
             self._alarms.cancel(Alarm.HEARTBEAT)
+            self._alarms.set(Alarm.UNHEARD)
+        elif self._alarms.waits(Alarm.DRAIN):
+            self._alarms.suspend(Alarm.DRAIN)
             self._alarms.set(Alarm.UNHEARD)
 
     def receive_eof(self, now: float, /) -> None:
@@ -438,7 +447,8 @@ class CocaineSession:
             return
         if self.state is ConnectionState.SEALED:
             self._leave()
-        elif self._alarms.cancel(Alarm.DRAIN):
+        elif self._alarms.waits(Alarm.DRAIN):
+            self._alarms.clear()
             self._alarms.set(Alarm.TERMINATE)
 
     def _leave(self) -> None:

@@ -560,6 +560,31 @@ def test_worker_that_terminates_and_does_not_end_its_sessions_is_at_fault() -> N
     )
 
 
+def test_worker_that_terminates_is_not_blamed_while_it_is_not_read() -> None:
+    """It hears from us, and has its time once reading goes on (issue 22)."""
+    session = supervisor(soft=True, deadlines=Deadlines(seal=3.0, terminate=5.0))
+    sent(session, opened(1), opened(2, ended=False), opened(3, ended=False))
+    received(session, TERMINATE, 10.0)
+    session.reading_paused(11.0)
+    for beat in (13.0, 15.0):
+        assert session.get_timer() == beat
+        session.handle_timer(beat)
+        assert session.data_to_send() == [BEAT]
+    assert sent(session, Added(2, [b"a"])) == frames([3, 0, [b"a"]])
+
+    received(session, frames([2, 0, [b"b"]]), 16.0)
+    received(session, frames([2, 2, []]), 17.0)
+    assert session.get_timer() == 19.0
+    session.reading_paused(18.0)
+    assert sent(session, Cancelled(2, 0, ""), Cancelled(3, 0, ""))
+    assert session.get_timer() == 23.0
+    session.reading_paused(21.0)
+    session.handle_timer(23.0)
+    assert failure(session.events_received()) == (
+        "it sent a terminate but did not exit within 5 s"
+    )
+
+
 def test_worker_that_has_nothing_terminates() -> None:
     """The protocol allows that, but it must exit in time."""
     session = supervisor(deadlines=Deadlines(terminate=5.0))
