@@ -236,7 +236,10 @@ class Link:
         dispatch = self.dispatch
         if dispatch.dialogues:
             self._follow_consumer()
-            self._write_added()
+            # What a worker that is gone did not get is left for another worker.
+            worker = self._worker
+            if not (self._output_ended or worker.failed or worker.exited):
+                self._write_added()
         elif self._extracts or self._going_on is not None:
             self._follow_consumer()
         if dispatch.giving.idle or self._output_ended or not self._worker.usable:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from functools import partial
-from signal import SIGKILL
+from signal import SIGKILL, SIGTERM
 from typing import Any
 
 import anyio
@@ -35,6 +35,8 @@ from etlstage.protocol.events import (
 from etlstage.stage import BatchPolicy, RestartPolicy, Stage, Timeouts
 from etlstage.supervisor import AsyncSupervisor, WorkerSession
 from etlstage.testing import ScriptedLaunch, ScriptedWorker
+from etlstage.transport import Child, LaunchRequest, Wire
+from etlstage.transport.memory import memory_wire
 from tests.protocol.cocaine.scripted import CocaineWorker
 from tests.protocol.cocaine.test_stage import stage
 
@@ -324,6 +326,53 @@ async def test_session_in_which_nothing_has_passed_is_opened_again() -> None:
         await anyio.sleep(30)
         await session.send(b"a")
         assert await anext(session) == b"A"
+
+
+@pytest.mark.parametrize("fate", ["closed", "failed", "exited"])
+async def test_input_for_a_worker_that_can_not_read_it_goes_to_another(
+    fate: str,
+) -> None:
+    """Its end may take time, in which the caller begins to send (issue 22)."""
+    leaving = anyio.Event()
+
+    async def leave(worker: ScriptedWorker) -> int:
+        async with CocaineWorker(worker) as cocaine:
+            while (event := await cocaine.hear()) is not None:
+                if worker.start > 1:
+                    await echo(cocaine, event)
+                elif isinstance(event, Opened):
+                    leaving.set()
+                    if fate == "exited":
+                        return 0
+                    if fate == "closed":
+                        worker.close_stdout()
+                    else:
+                        worker.ignored.add(SIGTERM)
+                        await cocaine.write(b"\xc1")
+                    await anyio.sleep(1)
+                    return 1
+        return 0
+
+    scripted = ScriptedLaunch(leave)
+
+    def launch(request: LaunchRequest) -> tuple[Wire, Child]:
+        wire, child = scripted(request)
+        if fate == "exited" and request.start == 1:
+            # A process that it has started holds its connection open.
+            child._wire = memory_wire()[1]  # type: ignore[attr-defined]
+        return wire, child
+
+    lasting = stage(timeout=Timeouts(stop=3))
+    async with (
+        AsyncSupervisor(lasting, launch=launch) as supervisor,
+        supervisor.session() as session,
+    ):
+        await leaving.wait()
+        await anyio.sleep(0.5)
+        assert len(scripted.workers) == 1
+        await session.send(b"one")
+        await session.choke()
+        assert await rest(session) == [b"ONE"]
 
 
 async def test_no_one_is_left() -> None:
