@@ -65,6 +65,11 @@ def open_session(
             "the stage has eob_after_full: false, this worker waits for EOB after each"
             " batch: remove that key of its dialect"
         )
+    if "ETLSTAGE_BNC_AFTER_LAST" in os.environ:
+        _refuse(
+            "the stage has bnc_after_last: true, this worker writes no BNC after the"
+            " last message of its batch: remove that key of its dialect"
+        )
     try:
         descriptors = take_over()
     except OSError as error:

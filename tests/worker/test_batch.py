@@ -116,6 +116,17 @@ def test_worker_does_not_end_full_batches_itself(start: Start) -> None:
     assert "the stage has eob_after_full: false" in stage.stderr
 
 
+def test_worker_does_not_ask_after_the_last_message(start: Start) -> None:
+    """The stage would take its request for another message for that (issue 22)."""
+    env = {"ETLSTAGE_BNC_AFTER_LAST": "true", "ETLSTAGE_MODE": "worker-driven batch"}
+    stage = start(WORKER, env=env)
+    assert stage.read_to_end() == (b"", 2)
+    assert stage.stderr.endswith(
+        "the stage has bnc_after_last: true, this worker writes no BNC after the last"
+        " message of its batch: remove that key of its dialect\n"
+    )
+
+
 def test_batch_of_one_needs_no_bnc(start: Start) -> None:
     """The first message fills it."""
     stage = start("worker.transform_batch(lambda m: m, driver='worker', size=1)")

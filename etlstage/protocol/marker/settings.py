@@ -174,12 +174,14 @@ class MarkerDialect(Definition, Dialect):
         eob_then_eom = self.eob_then_eom and self.shape.batches
         echoes = eob_then_eom and self.mode is Mode.BATCH_WORKER and self.bnc_after_eob
         counts = self.mode is Mode.BATCH_SUPERVISOR and not self.eob_after_full
+        vain = self.mode is Mode.BATCH_WORKER and self.bnc_after_last
         return {
             **self.markers.to_text(),
             "mode": self.mode.value,
             "eob_then_eom": "true" if eob_then_eom else None,
             "bnc_after_eob": "true" if echoes else None,
             "eob_after_full": "false" if counts else None,
+            "bnc_after_last": "true" if vain else None,
         }
 
     def silence(self, received: int, *, ready: bool = True) -> str:

@@ -93,6 +93,7 @@ def test_worker_is_given_the_markers_and_the_mode() -> None:
         "eob_then_eom": "true",
         "bnc_after_eob": None,
         "eob_after_full": None,
+        "bnc_after_last": None,
     }
 
 
@@ -101,13 +102,19 @@ def test_worker_is_given_the_markers_and_the_mode() -> None:
 def test_worker_is_given_what_is_unusual_in_its_mode(
     mode: Mode, eob_then_eom: bool
 ) -> None:
-    """An EOM after EOB, a BNC for that, no EOB after a full batch (issue 22)."""
-    dialect = MarkerDialect(mode=mode, eob_then_eom=eob_then_eom, eob_after_full=False)
+    """An EOM after EOB, a BNC for that, and how a full batch ends (issue 22)."""
+    dialect = MarkerDialect(
+        mode=mode,
+        eob_then_eom=eob_then_eom,
+        eob_after_full=False,
+        bnc_after_last=True,
+    )
     given = {name for name, text in dialect.variables().items() if text is not None}
     after_eob = {"eob_then_eom"} if eob_then_eom else set()
+    answer = {"bnc_after_eob"} if eob_then_eom else set()
     wanted = {
         Mode.BATCH_SUPERVISOR: {"eob_after_full"} | after_eob,
-        Mode.BATCH_WORKER: {"eob_then_eom", "bnc_after_eob"} if eob_then_eom else set(),
+        Mode.BATCH_WORKER: {"bnc_after_last"} | after_eob | answer,
     }
     assert given - {"eom", "eop", "eob", "bnc", "err", "mode"} == wanted.get(
         mode, set()
