@@ -178,6 +178,32 @@ async def test_checkpoint_that_fails_is_not_stored() -> None:
 
 
 @pytest.mark.parametrize(
+    ("faults", "bug"),
+    [
+        ([Fault(FaultKind.FAIL_CHECKPOINT, number=2, start=1)], "dies asking"),
+        (
+            [
+                Fault(FaultKind.END_INPUT, number=2, start=1),
+                Fault(FaultKind.FAIL_CHECKPOINT, number=3, start=1),
+            ],
+            "asks again after the end",
+        ),
+    ],
+    ids=["exited", "end_input"],
+)
+async def test_checkpoint_fails_of_a_process_that_reads_no_more(
+    faults: list[Fault], bug: str
+) -> None:
+    """An answer that can't be written is dropped, and the exit is noticed (issue 26)."""
+    load = Load(*faults, bugs=(bug,))
+    await load.run()
+    assert load.ended == [*range(8)]
+    assert load.stored[-1] == "SHARD_END"
+    assert load.failed == ["exited with status 3"]
+    assert len(load.launch.happened) == len(faults)
+
+
+@pytest.mark.parametrize(
     ("kind", "reason"),
     [
         (FaultKind.EXTRA_EOP, "needs markers, which dialect kcl does not have"),

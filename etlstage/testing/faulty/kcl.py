@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from binascii import a2b_base64
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from signal import SIGKILL
 from typing import ClassVar, Final
 
@@ -110,7 +111,8 @@ class KclWire(FaultyWire):
                     named = ask if ask.member else ask._replace(member=self._member)
                     error = fault.get("data", THROTTLING)
                     self._unsent += answer_line(named, error)
-                    self._sent()
+                    with suppress(BrokenPipeError):  # its exit is noticed elsewhere
+                        self._sent()
                     unheard = True
         return unheard
 

@@ -119,9 +119,14 @@ class Processor:
         for _ in range(3):
             asked = {"action": "checkpoint", "sequenceNumber": number}
             await self._write({**asked, "subSequenceNumber": sub})
+            if self._worker.start == 1 and self._acts == 2:
+                self._exit_if("dies asking")
             if self._has("does not wait"):
                 return
             answer = await self._read()
+            if answer is None and self._has("asks again after the end"):
+                await self._write({**asked, "subSequenceNumber": sub})
+                raise _Exit(3)
             if answer is None:
                 if self._has("waits for ever"):
                     await self._forever()
