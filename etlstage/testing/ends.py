@@ -156,11 +156,12 @@ class MemoryEpochSink(MemorySink):
         self._flushed = self._placed = 0  # messages
 
     def begin(self, epochs: Epochs) -> None:
-        """Remove epochs that are not recorded as done, unless ``noting``."""
+        """Remove the load's epochs not recorded as done, unless ``noting``."""
         self._epoch = epochs
         places = self.epochs.places
         for name in [*places] if not self._noting else ():
-            if int(name.rpartition("-")[2]) > epochs.done:
+            load, _, number = name.rpartition("-")
+            if load == epochs.load and int(number) > epochs.done:
                 del places[name]
 
     async def noted(self) -> str | None:

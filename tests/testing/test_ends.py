@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -8,9 +9,12 @@ from etlstage import Pipeline
 from etlstage.errors import SourceFailed
 from etlstage.messages import Position
 from etlstage.pipeline import DeadLetter
+from etlstage.pipeline.delivery.delivery import Delivery
 from etlstage.stage import ErrorBudget, ErrorPolicy
 from etlstage.testing import (
     MemoryDeadLetters,
+    MemoryEpochs,
+    MemoryEpochSink,
     MemorySink,
     MemorySource,
     ScriptedLaunch,
@@ -55,6 +59,21 @@ async def test_sink_that_is_durable_when_it_is_flushed(*, durable: bool) -> None
     assert (sink.account.received, sink.account.done) == (2, 2 if durable else 0)
     await sink.flush()
     assert sink.account.done == 2
+
+
+async def test_epochs_of_other_loads_are_kept(tmp_path: Path) -> None:
+    """A load removes only its own unrecorded epochs, as a sink of files (issue 26)."""
+    epochs = MemoryEpochs()
+    for name, message in (("orders", b"a"), ("clicks", b"b")):
+        pipeline = Pipeline(
+            name=name,
+            source=MemorySource([[message], Position(1)]),
+            sink=MemoryEpochSink(epochs),
+            dead_letters=MemoryDeadLetters(),
+            delivery=Delivery(tmp_path / name, exactly_once=True),
+        )
+        assert (await pipeline.run()).error is None
+    assert epochs.messages == [b"a", b"b"]
 
 
 async def test_dead_letters_in_memory() -> None:
