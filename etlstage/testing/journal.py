@@ -267,7 +267,7 @@ class _Writer:
         """Append a frame, and retry until that is confirmed."""
         for _ in range(10):
             try:
-                self.journals.start_append(journal).release(frame).wait()
+                self.journals.start_append(journal).release(frame)
             except (OSError, EtlstageError):
                 continue
             return
@@ -298,7 +298,7 @@ class _Writer:
 
 
 class _RepeatableAppender:
-    """An appender that records the frames appended through it."""
+    """An appender that waits for each append, and records the frames appended."""
 
     def __init__(self, appender: Appender) -> None:
         self.appender = appender
@@ -321,6 +321,7 @@ class _RepeatableSection(NamedTuple):
 
     def release(self, *data: bytes) -> Append:
         append = self.section.release(*data)
+        append.wait()  # what has failed must not be repeated, nor count as committed
         self.kept.frames.setdefault(self.journal, []).append(b"".join(data))
         return append
 

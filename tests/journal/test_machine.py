@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pytest
 from hypothesis import settings
@@ -22,7 +22,7 @@ from etlstage.journal import (
     MemoryStorage,
 )
 from etlstage.journal.storage import Storage
-from etlstage.sequencing import Checkpoint
+from etlstage.sequencing import Append, AppendUncertain, Checkpoint, OrderedSection
 from etlstage.testing.journal import JournalMachine
 from tests.dice import diced
 from tests.journal.gateway import running
@@ -138,6 +138,98 @@ class AtBroker(JournalMachine):
         """Finish, and stop the gateway."""
         super().teardown()
         self._stack.close()
+
+
+class Late:
+    """An append whose failure is only known when it is awaited."""
+
+    done = True
+
+    def __init__(self, journal: str, error: Exception) -> None:
+        self.journal = journal
+        self._error = error
+
+    def wait(self) -> None:
+        """Raise the error."""
+        raise self._error
+
+    def __await__(self) -> Generator[Any, None, None]:
+        yield
+        self.wait()
+
+
+class LateSection(NamedTuple):
+    """A section whose append is lost, or only its confirmation."""
+
+    section: OrderedSection
+    journal: str
+    fault: str
+
+    def release(self, *data: bytes) -> Append:
+        """Append the data if only the confirmation is lost."""
+        if self.fault == "dropped":
+            self.section.release(*data).wait()
+        else:
+            self.section.abandon()
+        failed = self.fault == "failed"
+        error = OSError(5, "no") if failed else AppendUncertain("no response")
+        return Late(self.journal, error)
+
+    def abandon(self) -> None:
+        """Append nothing."""
+        self.section.abandon()
+
+
+class LateAppender:
+    """Journals whose appends may fail after their section."""
+
+    def __init__(self, journals: Journals) -> None:
+        self.journals = journals
+        self.faults: list[str] = []
+        self.partitions = journals.partitions
+        self.pending_except = journals.pending_except
+
+    def start_append(self, journal: str) -> OrderedSection:
+        """Return a section that has the next fault, if any."""
+        section = self.journals.start_append(journal)
+        if not self.faults:
+            return section
+        return LateSection(section, journal, self.faults.pop())
+
+
+class FailingLate(JournalMachine):
+    """A machine whose appends fail in wait() instead of release()."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._storage = MemoryStorage()
+
+    def open(self) -> LateAppender:
+        """Open the set of journals."""
+        return LateAppender(Journals(storage=self._storage, partitions=2))
+
+    def read(
+        self, appender: LateAppender, position: Checkpoint | None
+    ) -> CommittedReader:
+        """Read on from the position."""
+        return appender.journals.read_committed(position=position)
+
+    def close(self, appender: LateAppender) -> None:
+        """Close the set."""
+        appender.journals.close()
+
+    @rule(fault=st.sampled_from(["lost", "dropped", "failed"]))
+    def fail(self, fault: str) -> None:
+        """Let the next append fail, get lost, or only its confirmation."""
+        self._appender.faults.append(fault)  # type: ignore[attr-defined]
+
+
+def test_append_that_fails_late_is_not_taken_for_committed() -> None:
+    """Only an uncertain one may be delivered, and a failed one not again (issue 24)."""
+    run_state_machine_as_test(
+        FailingLate,
+        settings=settings(deadline=None, max_examples=50, stateful_step_count=20),
+    )
 
 
 @pytest.mark.parametrize(
