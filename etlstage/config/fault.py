@@ -43,8 +43,9 @@ class FaultKeys(Definition):
     number: Count | None = None
     """Only at this action, or checkpoint, counted from 1 for a process, or for a shard
     in a simulation of shards."""
-    times: Count = 1
-    """Number of actions, or checkpoints, at which it happens, from number on."""
+    times: Count | None = None
+    """Number of actions, or checkpoints, at which it happens, from number on; by
+    default one."""
     equals: str | None = None
     """Only at messages equal to this text."""
     contains: str | None = None
@@ -87,6 +88,8 @@ class FaultKeys(Definition):
         counted = at in (Moment.ACTION, Moment.CHECKPOINT)
         if given.get("number") is not None and not counted:
             yield broken(("number",), "needs at: action or checkpoint")
+        if given.get("times") is not None and given.get("number") is None:
+            yield broken(("times",), "needs number")
         if at not in kind.moments:
             may = " or ".join(each for each in Moment if each in kind.moments)
             why = f": {kind} changes a reply" if kind.shapes else f" for {kind}"

@@ -77,8 +77,8 @@ class Fault:
     number: int | None = None
     """Only at this action, or checkpoint, counted from 1: of a process, or in a
     simulation of shards, of the shard."""
-    times: int = 1
-    """At this many actions, or checkpoints, from ``number`` on."""
+    times: int | None = None
+    """At this many actions, or checkpoints, from ``number`` on; None: at one."""
 
     def __post_init__(self) -> None:
         at = self.at or self.kind.at
@@ -111,6 +111,10 @@ class Fault:
             raise ConfigError(
                 f"fault: at {at.value} neither actions nor checkpoints are counted;"
                 " omit number"
+            )
+        if self.times is not None and self.number is None:
+            raise ConfigError(
+                "fault: times counts from number on, and there is none; add number"
             )
         if at is not Moment.MESSAGE:
             self._check_without_message(at)

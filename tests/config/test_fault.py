@@ -59,6 +59,10 @@ def test_file_may_have_all_that_can_be_done_from_outside() -> None:
             "{stage: upper, kind: never_ready, contains: x}",
             "faults[0].contains: needs at: message",
         ),
+        (
+            "{stage: upper, kind: fail_checkpoint, times: 2}",
+            "faults[0].times: needs number",
+        ),
         ("{stage: upper}", "faults[0].kind: "),
     ],
 )

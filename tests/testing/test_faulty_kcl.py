@@ -231,3 +231,13 @@ def test_moments() -> None:
         Fault(FaultKind.LOSE_LEASE, Moment.MESSAGE)
     with pytest.raises(ConfigError, match="omit number"):
         Fault(FaultKind.KILL, number=3)
+
+
+def test_times_need_a_number() -> None:
+    """Without a number, a fault happens at all checkpoints, not some (issue 26)."""
+    with pytest.raises(ConfigError, match="times counts from number on, and there is"):
+        Fault(FaultKind.FAIL_CHECKPOINT, times=2)
+    fault = Fault(FaultKind.FAIL_CHECKPOINT, number=3, times=2)
+    due = FaultPlan.of(fault).due({})
+    found = [n for n in range(9) if [*due.due(Moment.CHECKPOINT, n, b"")]]
+    assert found == [3, 4]
