@@ -217,11 +217,12 @@ async def simulate(
             )
 
         try:
-            well &= await life.run(processor, position)
+            went_well = await life.run(processor, position)
         except (ConfigError, WorkerStartFailed) as error:
             wrong = error
             tasks.cancel_scope.cancel()
             return
+        well &= went_well  # not of the await: others may set it meanwhile
         ended.append(life.ended())
         for child in stream.over(shard, life.stored):
             tasks.start_soon(live, child, None)

@@ -267,6 +267,14 @@ async def test_what_goes_wrong_with_a_shard(
         assert line in found, (line, all_told)
 
 
+async def test_failure_while_another_shard_goes_on(tmp_path: Path) -> None:
+    """The simulation has failed, even if the last shard to end has not (issue 25)."""
+    faults = Fault(FaultKind.KILL, contains=b"one"), Fault(FaultKind.RESTART, number=2)
+    found = await told(tmp_path, SDK, *faults, shards=2, well=False)
+    assert [line[0] for line in found if " FAIL " in line] == ["1"]
+    assert "checkpointed: shardId-000000000000 SHARD_END" in found
+
+
 async def test_shard_that_is_split(tmp_path: Path) -> None:
     """Its children begin after its end, and have the rest of its records."""
     found = await told(tmp_path, SDK, Fault(FaultKind.SPLIT_SHARD))
