@@ -48,6 +48,7 @@ from etlstage.protocol.kcl.session import KclSession, State
 from etlstage.stage.stage import Stage
 from etlstage.testing.dialect import kit_of
 from etlstage.testing.fault import FaultKind, FaultPlan, Moment
+from etlstage.testing.hostile.kinds import DueFaults
 from etlstage.testing.process import Otherwise, UnderTest
 from etlstage.testing.transcript import Channel
 from etlstage.transport import Launch, launch_worker
@@ -90,11 +91,13 @@ class ProcessorUnderTest(UnderTest):
         stage: Command, dialect and environment of the processor.
         assignment: The shard, and the position in it to begin at.
         faults: What goes wrong at its checkpoints.
+        start: How often the shard's processor was started, this time included.
         launch: Starts the processor.
         timeout: How long it may take for an action, in seconds.
         on_data: Called with the channel and the data of each read or write.
 
     Attributes:
+        faults: The faults of this start. Its name as a worker is that of the shard.
         asked: Checkpoints at valid positions that it has asked for.
         noise: Lines of its output that are not messages.
         given: Number of records given to it.
@@ -115,6 +118,7 @@ class ProcessorUnderTest(UnderTest):
         assignment: Assignment,
         *,
         faults: FaultPlan | None = None,
+        start: int = 1,
         launch: Launch = launch_worker,
         timeout: float = 10.0,
         on_data: Callable[[Channel, bytes], None] | None = None,
@@ -134,7 +138,11 @@ class ProcessorUnderTest(UnderTest):
         self.errors: deque[str] = deque()
         self.parted: FaultKind | None = None
         self.killed: str | None = None
-        self._faults = (faults or FaultPlan()).due({"ETLSTAGE_WORKER": assignment.name})
+        self._name = assignment.name
+        self._start = start
+        self.faults: DueFaults = (faults or FaultPlan()).due(
+            {"ETLSTAGE_WORKER": assignment.name, "ETLSTAGE_START": str(start)}
+        )
         self._on_data = on_data
         self._shown = 0  # transcript entries passed to on_data
         self._fault = ""
@@ -167,7 +175,7 @@ class ProcessorUnderTest(UnderTest):
         return "" if self._left else self._fault
 
     async def __aenter__(self) -> Self:
-        await self.start()
+        await self.start(self._name, start=self._start)
         self.accompany(self._write)
         return self
 
@@ -374,7 +382,7 @@ class ProcessorUnderTest(UnderTest):
         if error == SHUTDOWN:
             self.session.send(Farewell(why=FarewellReason.LOST), now)
         late, answered = 0.0, True
-        for fault in self._faults.due(Moment.CHECKPOINT, self.number, b""):
+        for fault in self.faults.due(Moment.CHECKPOINT, self.number, b""):
             match FaultKind(fault["kind"]):
                 case FaultKind.FAIL_CHECKPOINT:
                     error = fault.get("data", THROTTLING)

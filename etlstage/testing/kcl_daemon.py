@@ -204,13 +204,14 @@ async def simulate(
         nonlocal well, wrong
         lead = "" if alone else f"{int(shard.name[-12:])}  "
         log = _ConversationPrinter(kit_of(stage.dialect).reader(), tell, lead)
-        life = _ShardRun(shard, stream, plan, size, log)
+        life = _ShardRun(shard, stream, size, log)
 
-        def processor(begin: ShardPosition | None) -> ProcessorUnderTest:
+        def processor(begin: ShardPosition | None, start: int) -> ProcessorUnderTest:
             return ProcessorUnderTest(
                 stage,
                 Assignment(shard.name, begin),
                 faults=plan,
+                start=start,
                 launch=launch,
                 timeout=timeout,
                 on_data=log.add,
@@ -345,14 +346,12 @@ class _ShardRun:
         self,
         shard: StreamShard,
         stream: _Lineage,
-        plan: FaultPlan,
         size: int,
         log: _ConversationPrinter,
     ) -> None:
         self.stored: ShardPosition = position_of(None)
         self._shard = shard
         self._stream = stream
-        self._faults = plan.due({"ETLSTAGE_WORKER": shard.name})
         self._size = size
         self._log = log
         self._actions = 0
@@ -360,7 +359,7 @@ class _ShardRun:
 
     async def run(
         self,
-        start: Callable[[ShardPosition | None], ProcessorUnderTest],
+        processor_at: Callable[[ShardPosition | None, int], ProcessorUnderTest],
         begin: ShardPosition | None,
     ) -> bool:
         """
@@ -372,8 +371,8 @@ class _ShardRun:
 
         """
         asked = 0
-        for _ in range(_STARTS):
-            processor = start(begin)
+        for start in range(1, _STARTS + 1):
+            processor = processor_at(begin, start)
             processor.number = asked
             try:
                 async with processor:
@@ -425,7 +424,7 @@ class _ShardRun:
         """Do the faults due before an action; return one that ends the processor."""
         self._actions += 1
         end: FaultKind | None = None
-        for fault in self._faults.due(Moment.ACTION, self._actions, b""):
+        for fault in processor.faults.due(Moment.ACTION, self._actions, b""):
             kind = FaultKind(fault["kind"])
             if kind is FaultKind.PAUSE:
                 await anyio.sleep(fault["seconds"])

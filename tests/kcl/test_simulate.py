@@ -275,6 +275,38 @@ async def test_failure_while_another_shard_goes_on(tmp_path: Path) -> None:
     assert "checkpointed: shardId-000000000000 SHARD_END" in found
 
 
+@pytest.mark.parametrize("kind", [FaultKind.KILL, FaultKind.END_INPUT])
+async def test_fault_in_the_worker_of_a_shard(tmp_path: Path, kind: FaultKind) -> None:
+    """It happens in the processor of that shard only (issue 25)."""
+    shard = "shardId-000000000001"
+    fault = Fault(kind, worker=shard)
+    found = await told(tmp_path, SDK, fault, shards=2, well=False)
+    failed = [line for line in found if " FAIL " in line]
+    assert [line[0] for line in failed] == ["1"]
+    assert "checkpointed: shardId-000000000000 SHARD_END" in found
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault(FaultKind.EXIT, status=9, message=1, start=2),
+        Fault(FaultKind.FAIL_CHECKPOINT, data=b"NullPointerException", start=2),
+        Fault(FaultKind.END_INPUT, Moment.ACTION, number=3, start=2),
+    ],
+    ids=lambda fault: f"{fault.kind}-{fault.at}",
+)
+async def test_fault_in_a_later_start(tmp_path: Path, fault: Fault) -> None:
+    """It happens in that start of the shard's processor only (issue 25)."""
+    well = fault.kind is FaultKind.END_INPUT
+    restart = Fault(FaultKind.RESTART, number=2)
+    found = await told(tmp_path, SDK, restart, fault, well=well, events=True)
+    again = found.index("> initialize shardId-000000000000 from 3")
+    assert "> checkpoint 3: stored" in found[:again]
+    assert found[-1] == "checkpointed: shardId-000000000000 3; 2 records not covered"
+    status = {FaultKind.EXIT: 9, FaultKind.FAIL_CHECKPOINT: 1, FaultKind.END_INPUT: 0}
+    assert f"- exited with status {status[fault.kind]}" in found[again:]
+
+
 async def test_shard_that_is_split(tmp_path: Path) -> None:
     """Its children begin after its end, and have the rest of its records."""
     found = await told(tmp_path, SDK, Fault(FaultKind.SPLIT_SHARD))
