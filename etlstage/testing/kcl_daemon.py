@@ -194,8 +194,11 @@ async def simulate(
     """
     position = None if begin is None else _position(begin, "--from")
     plan, launch = _parted(stage, faults or FaultPlan())
+    whole = FaultPlan(
+        tuple(each for each in plan.faults if each.kind not in _PARTS), plan.seed
+    )
     stream = _Lineage(shards)
-    alone = len(shards) == 1 and not any(each.kind in _PARTS for each in plan.faults)
+    alone = len(shards) == 1 and whole == plan
     ended: list[str] = []
     well = True
     wrong: ConfigError | WorkerStartFailed | None = None
@@ -205,12 +208,13 @@ async def simulate(
         lead = "" if alone else f"{int(shard.name[-12:])}  "
         log = _ConversationPrinter(kit_of(stage.dialect).reader(), tell, lead)
         life = _ShardRun(shard, stream, size, log)
+        own = plan if stream.divisible(shard) else whole
 
         def processor(begin: ShardPosition | None, start: int) -> ProcessorUnderTest:
             return ProcessorUnderTest(
                 stage,
                 Assignment(shard.name, begin),
-                faults=plan,
+                faults=own,
                 start=start,
                 launch=launch,
                 timeout=timeout,
@@ -434,7 +438,7 @@ class _ShardRun:
                 self._many = fault["size"]
             elif kind is FaultKind.RESTART:
                 await processor.restart(fault.get("data", ""))
-            elif kind not in _PARTS or self._stream.divisible(self._shard):
+            else:
                 end = end or kind
         if end is None and self._stream.merges(self._shard):
             end = FaultKind.MERGE_SHARDS

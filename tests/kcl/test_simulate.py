@@ -337,6 +337,19 @@ async def test_shards_that_are_merged(tmp_path: Path) -> None:
         await told(tmp_path, SDK, Fault(FaultKind.MERGE_SHARDS))
 
 
+@pytest.mark.parametrize("kind", [FaultKind.SPLIT_SHARD, FaultKind.MERGE_SHARDS])
+async def test_children_are_not_divided_at_checkpoints(
+    tmp_path: Path, kind: FaultKind
+) -> None:
+    """Only the first shards are split or merged, as before actions (issue 25)."""
+    shards = 2 if kind is FaultKind.MERGE_SHARDS else 1
+    source = SDK.replace("if records:", "for _ in range(2):")  # per action
+    fault = Fault(kind, Moment.CHECKPOINT, number=1)
+    found = await told(tmp_path, source, fault, shards=shards)
+    ended = [line for line in found if line.startswith("checkpointed:")]
+    assert ended == [f"checkpointed: shardId-{n:012} SHARD_END" for n in range(3)]
+
+
 async def test_children_of_a_shard_that_did_not_end(tmp_path: Path) -> None:
     """They are not begun before their parents have ended."""
     source = SDK + "# never checkpoints the end\n"
