@@ -109,6 +109,8 @@ class ScriptedWorker:
         self._wire = wire
         self._stderr = stderr
         self._status = status
+        self._whole = deque[bytes]()  # messages of stdin that were not yielded
+        self._rest = b""  # of stdin: the beginning of a message
 
     def __repr__(self) -> str:
         fate = "running" if self.returncode is None else f"status={self.returncode}"
@@ -136,17 +138,15 @@ class ScriptedWorker:
 
     def messages(self) -> AsyncIterator[bytes]:
         """Yield the messages of stdin; not for workers that fill their own batches."""
-        whole, rest = deque[bytes](), b""
 
         async def get() -> bytes | None:
-            nonlocal rest
-            while not whole:
+            while not self._whole:
                 data = await self.read()
                 if not data:
                     return None
-                *more, rest = (rest + data).split(self._markers.eom)
-                whole.extend(more)
-            return whole.popleft()
+                *more, self._rest = (self._rest + data).split(self._markers.eom)
+                self._whole.extend(more)
+            return self._whole.popleft()
 
         return Stream(get)
 

@@ -15,7 +15,7 @@ from etlstage.protocol.marker import Markers, Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import RecyclePolicy, RestartPolicy, Stage, Timeouts
 from etlstage.supervisor import AsyncSupervisor
-from etlstage.testing import ScriptedLaunch, ScriptedWorker
+from etlstage.testing import ScriptedLaunch, ScriptedWorker, WorkerUnderTest
 from etlstage.testing.scripted import Script
 from etlstage.transport import Child, LaunchRequest, Wire
 from tests.staged import staged
@@ -70,6 +70,22 @@ async def test_markers_are_those_of_the_environment(markers: Markers) -> None:
     run = stage(dialect=MarkerDialect(markers=markers))
     async with AsyncSupervisor(run, launch=ScriptedLaunch(upper)) as supervisor:
         assert outputs(await supervisor.submit([b"a"])) == [(b"A",)]
+
+
+async def test_second_loop_goes_on_with_the_next_message() -> None:
+    """A script that leaves its loop has not lost what was read (issue 26)."""
+
+    async def header_first(worker: ScriptedWorker) -> None:
+        async for message in worker.messages():
+            await worker.reply(message)
+            break
+        async for message in worker.messages():
+            await worker.reply(message.upper())
+
+    launch = ScriptedLaunch(header_first)
+    async with WorkerUnderTest(stage(), launch=launch) as worker:
+        replies = await worker.exchange([b"a", b"b", b"c"])
+    assert [reply.outputs for reply in replies] == [(b"a",), (b"B",), (b"C",)]
 
 
 async def test_script_may_refuse() -> None:
