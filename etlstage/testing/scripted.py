@@ -61,6 +61,7 @@ from etlstage.testing.hostile.kinds import (
     Step,
     as_bytes,
 )
+from etlstage.testing.hostile.marked import repeated
 from etlstage.testing.hostile.program import main
 from etlstage.testing.hostile.worker import HostileWorker
 from etlstage.transport.base import Child, LaunchRequest, Wire
@@ -163,9 +164,10 @@ class ScriptedWorker:
         assert err is not None, "a worker that was given no marker err can't refuse"
         await self.write(reason.encode() + err)
 
-    async def complain(self, text: str) -> None:
-        """Write a line to stderr."""
-        await _write(self._stderr, text.encode() + b"\n")
+    async def complain(self, text: str | bytes) -> None:
+        """Write a line to stderr, or bytes as they are."""
+        line = text if isinstance(text, bytes) else text.encode() + b"\n"
+        await _write(self._stderr, line)
 
     def show_life(self) -> None:
         """Report that it is ready, later that it is alive, if it has a status pipe."""
@@ -209,8 +211,9 @@ class Stream(Generic[T]):
 Script = Callable[[ScriptedWorker], Coroutine[Any, Any, int | None]]
 """What a worker does; it returns its exit status, negative for a signal.
 
-It may also raise ``SystemExit``. Any other exception has the same effect as in a Python
-program: the traceback is written to stderr, and the status is 1."""
+It may also raise ``SystemExit``, with a status, or a text for stderr. Any other
+exception has the same effect as in a Python program: the traceback is written to
+stderr, and the status is 1."""
 
 
 class ScriptedLaunch:
@@ -307,11 +310,19 @@ class _ScriptedChild:
                 with self._alive:
                     status = await self._script(self._worker) or 0
             except SystemExit as exit_:
-                code = exit_.code
-                status = code if isinstance(code, int) else int(bool(code))
-            except Exception:
-                self.stderr.write(traceback.format_exc().encode()[-_CHUNK // 2 :])
-                status = 1
+                match exit_.code:
+                    case None:
+                        status = 0
+                    case int() as status:
+                        pass
+                    case text:
+                        status = self._fail(f"{text}\n")
+            except (Exception, BaseExceptionGroup) as error:
+                if isinstance(error, BaseExceptionGroup):
+                    _, others = error.split((Exception, SystemExit))
+                    if others is not None:  # cancelled, or interrupted
+                        raise
+                status = self._fail(traceback.format_exc())
             finally:
                 self._end(status)
         assert self.returncode is not None
@@ -322,7 +333,14 @@ class _ScriptedChild:
         if self.status is not None:
             self.status.close()
 
+    def _fail(self, last_words: str) -> int:
+        data = last_words.encode(errors="backslashreplace")
+        self.stderr.write(data[-_CHUNK // 2 :])
+        return 1
+
     def _end(self, status: int) -> None:
+        # Only a byte of what a program exits with arrives; a signal is negative.
+        status = status & 0xFF if status > 0 else status
         self._worker.returncode = -self._killed_by or status
         # As when a process exits, its ends of the pipes are closed.
         self._wire.close()
@@ -438,8 +456,8 @@ class SimulatedWorker:
             case FaultKind.STDERR:
                 data = as_bytes(act.fault.get("data"))
                 line = b"." * 99 if data is None else data
-                for _ in range(max(1, act.fault["size"] // (len(line) + 1))):
-                    await self._worker.complain(line.decode("latin-1"))
+                for block in repeated(line + b"\n", act.fault["size"]):
+                    await self._worker.complain(block)
             case FaultKind.CLOSE_STDOUT:
                 self._worker.close_stdout()
             case FaultKind.CLOSE_STDIN:

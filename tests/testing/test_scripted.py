@@ -126,7 +126,9 @@ async def test_returned_status_is_that_of_the_exit() -> None:
     assert "oh no" in text
 
 
-@pytest.mark.parametrize(("given", "status"), [(3, 3), (None, 0), ("oops", 1)])
+@pytest.mark.parametrize(
+    ("given", "status"), [(3, 3), (None, 0), ("oops", 1), ("", 1), (300, 44)]
+)
 async def test_script_may_exit_from_anywhere(given: object, status: int) -> None:
     """``sys.exit`` takes a number, nothing or a text, as in a program."""
 
@@ -136,6 +138,44 @@ async def test_script_may_exit_from_anywhere(given: object, status: int) -> None
 
     (text,) = await fates(leave)
     assert f"exited with status {status} while it held 1 message" in text
+
+
+async def test_text_of_an_exit_is_on_stderr() -> None:
+    """It is written there as by a program (issue 26)."""
+
+    async def leave(worker: ScriptedWorker) -> int:
+        await worker.read()
+        sys.exit("no licence")
+
+    (text,) = await fates(leave)
+    assert "exited with status 1" in text
+    assert "no licence" in text
+
+
+async def test_exit_within_a_task_group_is_an_exception() -> None:
+    """It is in a group, as in a program: a traceback, and status 1 (issue 26)."""
+
+    async def leave(worker: ScriptedWorker) -> None:
+        await worker.read()
+        async with anyio.create_task_group():
+            sys.exit(4)
+
+    (text,) = await fates(leave)
+    assert "exited with status 1" in text
+    assert "SystemExit: 4" in text
+
+
+async def test_interrupt_of_a_script_ends_its_caller() -> None:
+    """An exception that is no exit is not taken for one, in a group or not."""
+
+    async def interrupt(_worker: ScriptedWorker) -> int:
+        raise BaseExceptionGroup("both", [SystemExit(4), KeyboardInterrupt()])
+
+    wire, child = started(interrupt)
+    with pytest.raises(BaseExceptionGroup):
+        await child.wait()
+    wire.close()
+    child.close()
 
 
 async def test_exception_is_what_it_is_to_a_program() -> None:

@@ -22,8 +22,10 @@ from etlstage.testing import (
     Moment,
     ScriptedLaunch,
     ScriptedWorker,
+    WorkerUnderTest,
 )
 from etlstage.testing.scripted import SimulatedWorker
+from etlstage.testing.transcript import Channel
 from etlstage.transport.base import LaunchRequest
 from tests.staged import staged
 
@@ -190,3 +192,18 @@ async def test_reply_too_many_is_made_up_for(
     assert await child.wait() == 0
     assert found == [made_up]
     assert ("extra reply was taken for the reply to b'a'" in told[-1]) is made_up
+
+
+@pytest.mark.parametrize("size", [3, 7])
+async def test_stderr_has_the_bytes_of_the_fault(size: int) -> None:
+    """They are those that the hostile worker writes (issue 26)."""
+    run_of = staged(("no-such-program",))
+    plan = FaultPlan.of(Fault(FaultKind.STDERR, data="\xe9".encode(), size=size))
+
+    async def script(worker: ScriptedWorker) -> int:
+        return await SimulatedWorker(worker, run_of, upper, plan).run()
+
+    async with WorkerUnderTest(run_of, launch=ScriptedLaunch(script)) as worker:
+        await worker.exchange([X])
+        await worker.close()
+    assert worker.transcript.of(Channel.STDERR) == (b"\xc3\xa9\n" * 3)[:size]
