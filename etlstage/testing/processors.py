@@ -128,7 +128,8 @@ class ProcessorMachine(RuleBasedStateMachine):
     @precondition(lambda self: self._held is not None)
     @rule(data=st.data())
     def give(self, data: st.DataObject) -> None:
-        """Give records to the processor."""
+        """Give records to the processor; if it loses its lease, start another one."""
+        assert self._held is not None
         action = data.draw(self.drawn, label="action")
         run = action.run(self._last + 1)
         self._last += len(run)
@@ -137,6 +138,8 @@ class ProcessorMachine(RuleBasedStateMachine):
         ranks = zip(numbers, subs, strict=True)
         self._given += zip(ranks, action.messages, strict=True)
         self._give(run, action.errors)
+        if self._held.entered.session.state is not State.READY:
+            self.restart(FarewellReason.LOST)  # by a ShutdownException
 
     @precondition(lambda self: self._held is not None)
     @rule(why=st.sampled_from([FarewellReason.LOST, FarewellReason.DRAIN]))
@@ -170,7 +173,8 @@ class ProcessorMachine(RuleBasedStateMachine):
         held, self._held = self._held, None
         assert held is not None
         try:
-            if held.entered.session.state is State.READY:
+            # There is nothing to end after a failure; a lost lease has its exit, too.
+            if why is FarewellReason.LOST or held.entered.session.state is State.READY:
                 status = held.run(held.entered.end(why))
                 assert not status, f"it exited with status {status}"
             self.stored = held.entered.stored

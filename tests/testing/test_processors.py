@@ -6,9 +6,13 @@ from typing import Final
 
 import pytest
 from hypothesis import Phase, settings
+from hypothesis import strategies as st
 from hypothesis.stateful import run_state_machine_as_test
 
+from etlstage.protocol.events import FarewellReason
+from etlstage.protocol.kcl.checkpoint import SHUTDOWN
 from etlstage.testing import ProcessorMachine, ScriptedWorker
+from etlstage.testing.fuzzing.steps import Records
 from etlstage.testing.transcript import WorkerMisbehaved
 from tests.testing.check.processors import Processor
 
@@ -40,6 +44,32 @@ def machine(*bugs: str) -> type[ProcessorMachine]:
 def test_sound_processor_passes() -> None:
     """It does so however its lives end (issue 25)."""
     run_state_machine_as_test(machine(), settings=MANY)
+
+
+def losing(*bugs: str) -> type[ProcessorMachine]:
+    """Return a machine whose processors lose their lease in each action."""
+
+    class Losing(machine(*bugs)):  # type: ignore[misc]
+        drawn = st.just(Records((b"a",), (SHUTDOWN,)))
+
+    return Losing
+
+
+def test_processor_that_loses_its_lease_is_replaced() -> None:
+    """ShutdownException ends it, and another one gets the records (issue 25)."""
+    run_state_machine_as_test(losing(), settings=MANY)
+
+
+def test_exit_of_a_processor_that_has_lost_its_lease() -> None:
+    """Its status is checked as after other ends (issue 25)."""
+
+    class NeverRestarted(losing("exits badly")):  # type: ignore[misc]
+        def restart(self, why: FarewellReason) -> None:
+            """Be no rule: only the lost lease ends a processor."""
+            super().restart(why)
+
+    with pytest.raises(AssertionError, match="exited with status 3"):
+        run_state_machine_as_test(NeverRestarted, settings=MANY)
 
 
 @pytest.mark.parametrize(
