@@ -98,7 +98,8 @@ class ProcessorMachine(RuleBasedStateMachine):
         super().__init__()
         self.stored: ShardPosition = position_of(None)
         """The last checkpoint."""
-        self._given: list[tuple[Rank, bytes]] = []  # records not checkpointed
+        # Records not checkpointed, with their keys.
+        self._given: list[tuple[Rank, str, bytes]] = []
         self._last = 0  # place of the record given last
         self._held: Held[ProcessorUnderTest] | None = None
 
@@ -117,12 +118,13 @@ class ProcessorMachine(RuleBasedStateMachine):
         stored = rank(self.stored)
         self._given = [each for each in self._given if each[0] > stored]
         if self._given:
-            ranks, data = zip(*self._given, strict=True)
-            numbers = {
+            ranks, keys, data = zip(*self._given, strict=True)
+            given = {
                 RecordColumn.SEQUENCE: [str(number) for number, _ in ranks],
                 RecordColumn.SUB: [sub for _, sub in ranks],
+                RecordColumn.PARTITION: keys,
             }
-            columns = {**Records(data).run(1).columns, **numbers}
+            columns = {**Records(data).run(1).columns, **given}
             self._give(AnnotatedRun([*data], **columns))
 
     @precondition(lambda self: self._held is not None)
@@ -136,7 +138,8 @@ class ProcessorMachine(RuleBasedStateMachine):
         numbers = map(int, run.columns[RecordColumn.SEQUENCE])
         subs = run.columns.get(RecordColumn.SUB) or [0] * len(run)
         ranks = zip(numbers, subs, strict=True)
-        self._given += zip(ranks, action.messages, strict=True)
+        keys = run.columns[RecordColumn.PARTITION]
+        self._given += zip(ranks, keys, action.messages, strict=True)
         self._give(run, action.errors)
         if self._held.entered.session.state is not State.READY:
             self.restart(FarewellReason.LOST)  # by a ShutdownException

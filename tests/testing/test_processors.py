@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 import pytest
 from hypothesis import Phase, settings
@@ -70,6 +71,32 @@ def test_exit_of_a_processor_that_has_lost_its_lease() -> None:
 
     with pytest.raises(AssertionError, match="exited with status 3"):
         run_state_machine_as_test(NeverRestarted, settings=MANY)
+
+
+def test_records_given_again_have_their_keys() -> None:
+    """A record keeps its partition key over all lives of a processor (issue 25)."""
+    keys: dict[str, str] = {}
+
+    class Keyed(Processor):
+        async def _process(self, records: Sequence[dict[str, Any]]) -> None:
+            for record in records:
+                number = f"{record['sequenceNumber']} {record['subSequenceNumber']}"
+                key = keys.setdefault(number, record["partitionKey"])
+                if key != record["partitionKey"]:
+                    self._exit_if("meets another key")
+
+    async def script(worker: ScriptedWorker) -> int:
+        return await Keyed("meets another key")(worker)
+
+    class Tested(ProcessorMachine):
+        tested = script
+        drawn = st.just(Records((b"a",)))
+
+        def __init__(self) -> None:
+            keys.clear()  # of other examples
+            super().__init__()
+
+    run_state_machine_as_test(Tested, settings=MANY)
 
 
 @pytest.mark.parametrize(
