@@ -178,7 +178,13 @@ class FaultPlan:
             plan = json.loads(text)
             faults = tuple(_from_object(f) for f in plan.get("faults", ()))
             return cls(faults, plan.get("seed", 0))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+        ) as error:
             raise ConfigError(f"can't read the fault plan: {error}") from error
 
 
