@@ -72,7 +72,9 @@ class StreamShard:
         columns: dict[str, Sequence[Any]] = {
             RecordColumn.SEQUENCE: [str(number) for number, _ in positions],
             RecordColumn.PARTITION: [record.key for record in records],
-            RecordColumn.ARRIVAL: [record.time or now for record in records],
+            RecordColumn.ARRIVAL: [
+                now if record.time is None else record.time for record in records
+            ],
         }
         if any(sub for _, sub in positions):
             columns[RecordColumn.SUB] = [sub for _, sub in positions]
@@ -113,7 +115,8 @@ def records_of(lines: Sequence[bytes]) -> list[StreamRecord]:
             ``base64``, and optionally ``key`` and ``time``.
 
     Raises:
-        ConfigError: If the ``base64``, ``key`` or ``time`` of a record is invalid.
+        ConfigError: If the ``data``, ``base64``, ``key`` or ``time`` of a record is
+            invalid.
 
     """
     return [_record(number, line) for number, line in enumerate(lines, 1)]
@@ -122,12 +125,13 @@ def records_of(lines: Sequence[bytes]) -> list[StreamRecord]:
 def _record(number: int, line: bytes) -> StreamRecord:
     try:
         record = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         record = None
     if not isinstance(record, dict) or not {"data", "base64"} & record.keys():
         return StreamRecord(line, hashed_key(line))
     text = record.get("data")
-    data = (text if isinstance(text, str) else json.dumps(text)).encode()
+    text = text if isinstance(text, str) else json.dumps(text)
+    data = _encoded(text, f"record {number}: data")
     if "base64" in record:
         try:
             data = base64.b64decode(record["base64"], validate=True)
@@ -139,11 +143,22 @@ def _record(number: int, line: bytes) -> StreamRecord:
             f"record {number}: key is {key!r}, expected text of 1 to {LONGEST_KEY}"
             " characters"
         )
-    if not isinstance(arrival, int | None):
+    _encoded(key, f"record {number}: key")
+    if not isinstance(arrival, int | None) or isinstance(arrival, bool):
         raise ConfigError(
             f"record {number}: time is {arrival!r}, expected milliseconds since 1970"
         )
     return StreamRecord(data, key, arrival)
+
+
+def _encoded(text: str, what: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"{what} has the surrogate {text[error.start]!r}, expected text that UTF-8"
+            " can encode; see base64"
+        ) from None
 
 
 def shards_of(records: Sequence[StreamRecord], count: int) -> list[StreamShard]:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from etlstage.errors import ConfigError, WorkerStartFailed
-from etlstage.messages import StageKind
-from etlstage.protocol.kcl.lines import Version
+from etlstage.messages import AnnotatedRun, StageKind
+from etlstage.protocol.kcl.lines import RecordColumn, Version
 from etlstage.protocol.kcl.settings import KclDialect
 from etlstage.stage import Stage, WorkerProgram
 from etlstage.testing import Fault, FaultKind, FaultPlan, Moment
@@ -417,20 +417,27 @@ async def test_program_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_records_of_a_file() -> None:
-    """A line is data, or JSON with data, a key and a time."""
+    """A line is data, or JSON with data, a key and a time (issue 25)."""
     lines = [
         b"plain",
         b'{"data": "x", "key": "k", "time": 5}',
         b'{"base64": "AAE="}',
         b'{"data": {"a": 1}, "key": "k"}',
         b'{"other": 1}',
+        b"[" * 100_000,
+        b'{"data": "x", "time": 0}',
     ]
-    plain, full, binary, nested, other = records_of(lines)
+    plain, full, binary, nested, other, deep, oldest = records_of(lines)
     assert plain.data == b"plain"
     assert full == StreamRecord(b"x", "k", 5)
     assert binary.data == b"\0\1"
     assert nested == StreamRecord(b'{"a": 1}', "k")
-    assert other.data == lines[-1]
+    assert other.data == lines[4]
+    assert deep.data == lines[5]
+    (shard,) = shards_of([oldest], 1)
+    run = shard.run(0, 1)
+    assert isinstance(run, AnnotatedRun)
+    assert run.columns[RecordColumn.ARRIVAL] == [0]
 
 
 @pytest.mark.parametrize(
@@ -439,9 +446,12 @@ def test_records_of_a_file() -> None:
         (b'{"data": "x", "key": ""}', "record 1: key is ''"),
         (b'{"data": "x", "time": "now"}', "record 1: time is 'now'"),
         (b'{"base64": "?"}', "record 1: base64"),
+        (b'{"data": "x", "time": true}', "record 1: time is True"),
+        (rb'{"data": "\ud800"}', r"record 1: data has the surrogate '\\ud800'"),
+        (rb'{"data": "x", "key": "a\udfff"}', r"record 1: key has the surrogate"),
     ],
 )
 def test_wrong_record(line: bytes, text: str) -> None:
-    """The error names the record by its number."""
+    """The error names the record by its number (issue 25)."""
     with pytest.raises(ConfigError, match=text):
         records_of([line])
