@@ -393,17 +393,19 @@ class _ShardRun:
         for start in range(1, _STARTS + 1):
             processor = processor_at(begin, start)
             processor.number = asked
+            failure = ""
             try:
                 async with processor:
                     await self._live(processor)
             except WorkerMisbehaved as error:
-                if processor.killed is None:
-                    self._log.show(f"FAIL {error.what}")
-                    return False
+                failure = error.what
             finally:
                 self.stored = processor.stored
+                self._log.flush()
             if processor.killed is None:
-                return True
+                if failure:
+                    self._log.show(f"FAIL {failure}")
+                return not failure
             asked, begin = processor.number, self.stored
             if processor.killed:
                 begin = _position(processor.killed, f"fault {FaultKind.RESTART.value}")
@@ -483,9 +485,13 @@ class _ConversationPrinter:
             for line in lines:
                 self.show(f"! {line.decode(errors='replace')}")
         else:
-            if self._begun:
-                self.add(Channel.STDERR, b"\n")
+            self.flush()
             self.show(f"- {data.decode(errors='replace')}")
+
+    def flush(self) -> None:
+        """Show the line on stderr that has no end yet, if any."""
+        if self._begun:
+            self.add(Channel.STDERR, b"\n")
 
     def show(self, text: str) -> None:
         self._tell(harmless(f"{self._lead}{text}"))

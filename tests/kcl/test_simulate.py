@@ -53,6 +53,7 @@ async def told(
     begin: str | None = None,
     well: bool = True,
     events: bool = False,
+    timeout: float = 20,  # noqa: ASYNC109 - of the processor
 ) -> list[str]:
     """Return the transcript of a processor, with five records."""
     file = folder / "processor.py"
@@ -75,7 +76,7 @@ async def told(
         tell=lines.append,
         faults=FaultPlan(faults),
         begin=begin,
-        timeout=20,
+        timeout=timeout,
     )
     assert found is well, "\n".join(lines)
     return [
@@ -380,6 +381,17 @@ async def test_unanswered_checkpoint(tmp_path: Path) -> None:
     found = await told(tmp_path, SDK, Fault(FaultKind.END_INPUT), well=False)
     assert found[-2].startswith("FAIL the processor closed stdout, expected its status")
     assert found[-2].endswith("exited with status 1")
+
+
+async def test_last_words_of_a_processor_that_hangs(tmp_path: Path) -> None:
+    """They are shown before the failure, even without a line end (issue 25)."""
+    source = 'import sys\nprint("no licence", end="", file=sys.stderr, flush=True)\n'
+    source += "sys.stdin.read()\n"
+    found = await told(tmp_path, source, well=False, events=True, timeout=4)
+    assert found[1:3] == [
+        "! no licence",
+        "FAIL the processor did not answer initialize within 4 seconds",
+    ]
 
 
 async def test_restart_from_a_checkpoint(tmp_path: Path) -> None:
