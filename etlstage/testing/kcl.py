@@ -150,6 +150,7 @@ class ProcessorUnderTest(UnderTest):
         self._answers: list[tuple[float, CommitAnswered]] = []
         self._cut = False  # stdin is closed instead of an answer
         self._due = anyio.Event()
+        self._waiting: anyio.CancelScope  # has the deadline of the processor
 
     @property
     def stored(self) -> ShardPosition:
@@ -175,6 +176,7 @@ class ProcessorUnderTest(UnderTest):
         return "" if self._left else self._fault
 
     async def __aenter__(self) -> Self:
+        self._waiting = anyio.CancelScope()
         await self.start(self._name, start=self._start)
         self.accompany(self._write)
         return self
@@ -278,7 +280,7 @@ class ProcessorUnderTest(UnderTest):
 
     async def until(self, done: Callable[[], bool], otherwise: Otherwise) -> None:
         """Wait for something that the processor has to do while it runs."""
-        async with self.deadline(otherwise):
+        async with self.deadline(otherwise) as self._waiting:
             while not self._fault and not done():
                 await self.changed()
                 self._tell()
@@ -388,6 +390,7 @@ class ProcessorUnderTest(UnderTest):
                     error = fault.get("data", THROTTLING)
                 case FaultKind.PAUSE:
                     late = fault["seconds"]
+                    self._waiting.deadline += late
                 case FaultKind.END_INPUT:
                     self._cut, answered = True, False
                 case FaultKind.RESTART:

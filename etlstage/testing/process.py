@@ -285,10 +285,10 @@ class UnderTest(Process):
         raise WorkerMisbehaved(f"the {self.noun} {what}", f"{command}\n{shown}")
 
     @asynccontextmanager
-    async def deadline(self, otherwise: Otherwise) -> AsyncIterator[None]:
+    async def deadline(self, otherwise: Otherwise) -> AsyncIterator[anyio.CancelScope]:
         """Fail if the block takes longer than ``timeout`` seconds."""
         with anyio.move_on_after(self.timeout) as scope:
-            yield
+            yield scope
         if scope.cancelled_caught:
             self.fail(self.late(otherwise))
 

@@ -34,6 +34,8 @@ from etlstage.testing import (
     virtual_time,
 )
 from etlstage.testing.faulty.wire import unknown
+from etlstage.testing.fuzzing.steps import Records
+from etlstage.testing.kcl import ProcessorUnderTest
 from etlstage.transport.base import describe_status
 from tests.testing.check.processors import Processor
 
@@ -201,6 +203,22 @@ async def test_checkpoint_fails_of_a_process_that_reads_no_more(
     assert load.stored[-1] == "SHARD_END"
     assert load.failed == ["exited with status 3"]
     assert len(load.launch.happened) == len(faults)
+
+
+async def test_late_answer_is_not_the_fault_of_the_processor() -> None:
+    """Its time for an action excludes the pauses at its checkpoints (issue 25)."""
+    pause = Fault(FaultKind.PAUSE, Moment.CHECKPOINT, seconds=15)
+    processor = ProcessorUnderTest(
+        Stage(name="load", kind=StageKind.LOAD, worker=["x"], dialect=KclDialect()),
+        SHARD,
+        faults=FaultPlan.of(pause),
+        launch=ScriptedLaunch(Processor()),
+        timeout=10,
+    )
+    async with processor:
+        await processor.give(Records((b"a",)).run(1))
+        assert await processor.end() == 0
+    assert processor.stored.sequence == "SHARD_END"
 
 
 @pytest.mark.parametrize(
