@@ -88,13 +88,14 @@ class Fault:
             if self.kind is FaultKind.STDERR and self.data is not None:
                 size = len(self.data) + 1
             object.__setattr__(self, "size", size)
+        self._check_types()
         for name in ("message", "number", "times", "start"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"fault: {name} must be 1 or more, got {value}")
         for name in ("seconds", "size"):
             value = getattr(self, name)
-            if value is not None and value < 0:
+            if value is not None and not value >= 0:  # nor NaN
                 raise ConfigError(f"fault: {name} must be 0 or more, got {value}")
         if self.probability is not None and not 0 <= self.probability <= 1:
             raise ConfigError(
@@ -118,6 +119,18 @@ class Fault:
             )
         if at is not Moment.MESSAGE:
             self._check_without_message(at)
+
+    def _check_types(self) -> None:
+        # A plan in JSON may have anything.
+        for name in ("message", "number", "times", "start", "status", "size"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | None):
+                raise ConfigError(
+                    f"fault: {name} must be a whole number, got {value!r}"
+                )
+        worker: object = self.worker
+        if not isinstance(worker, str | None):
+            raise ConfigError(f"fault: worker must be text, got {worker!r}")
 
     def _check_without_message(self, at: Moment) -> None:
         for name in ("message", "equals", "contains"):

@@ -57,6 +57,11 @@ def test_size_is_that_of_the_kind_unless_it_is_given(
         ({"start": 0}, "fault: start must be 1 or more, got 0"),
         ({"size": -1}, "fault: size must be 0 or more, got -1"),
         ({"seconds": -0.5}, "fault: seconds must be 0 or more, got -0.5"),
+        ({"seconds": float("nan")}, "fault: seconds must be 0 or more, got nan"),
+        ({"message": 1.5}, "fault: message must be a whole number, got 1.5"),
+        ({"start": True}, "fault: start must be a whole number, got True"),
+        ({"size": "5"}, "fault: size must be a whole number, got '5'"),
+        ({"worker": 5}, "fault: worker must be text, got 5"),
         ({"probability": 1.5}, "fault: probability must be 0 to 1, got 1.5"),
         ({"probability": -0.1}, "fault: probability must be 0 to 1, got -0.1"),
         ({"status": 256}, "fault: status must be 0 to 255, got 256"),
@@ -76,7 +81,7 @@ def test_size_is_that_of_the_kind_unless_it_is_given(
     ],
 )
 def test_values_are_checked(values: dict[str, object], text: str) -> None:
-    """The text names the value and what is wrong with it."""
+    """The text names the value and what is wrong with it (issue 26)."""
     with pytest.raises(ConfigError) as caught:
         Fault(FaultKind.KILL, **values)  # type: ignore[arg-type]
     assert str(caught.value) == text
