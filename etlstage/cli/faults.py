@@ -57,7 +57,7 @@ class InjectedFaults:
             Invalid: If a dialect can't have such a fault.
 
         """
-        reasons = [unknown(f.kind, dialects[f.stage]) for f in faults]
+        reasons = [unknown(f.kind, dialects[f.stage], f.size) for f in faults]
         wrong = [
             broken(("faults", number, "kind"), reason, at_key=False)
             for number, reason in enumerate(reasons)

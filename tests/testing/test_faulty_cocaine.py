@@ -313,3 +313,14 @@ async def test_launch_refuses_such_a_kind_before_it_starts_a_worker() -> None:
     """The error names the kind (issue 15)."""
     with pytest.raises(ConfigError, match="fault extra_eop needs markers"):
         await account(Fault(FaultKind.EXTRA_EOP))
+
+
+async def test_launch_refuses_a_message_that_no_frame_can_hold() -> None:
+    """A string of msgpack has a length of four bytes (issue 26)."""
+    found = (
+        "fault huge has a size of 5,000,000,000 bytes, expected at most 4,294,967,290"
+    )
+    with pytest.raises(ConfigError, match=found):
+        await account(Fault(FaultKind.HUGE, size=5_000_000_000))
+    assert unknown(FaultKind.HUGE, "cocaine", 4_294_967_290) == ""
+    assert unknown(FaultKind.HUGE, "marker", 5_000_000_000) == ""

@@ -43,6 +43,7 @@ class CocaineWire(FaultyWire):
     """The conversation as the supervisor sees it; see :class:`FaultyWire`."""
 
     has: ClassVar[frozenset[str]] = frozenset({"a connection"})
+    longest: ClassVar[float] = 2**32 - 1 - len(_LONG) - 4  # its string is in another
 
     def follow(self, request: LaunchRequest) -> None:
         """Prepare to parse the conversation."""

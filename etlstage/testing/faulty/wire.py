@@ -13,6 +13,7 @@ wire of a dialect, in the module with its name, decides what is queued, and when
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping
@@ -121,6 +122,8 @@ class FaultyWire(ABC):
 
     has: ClassVar[frozenset[str]]
     """Which values of :attr:`FaultKind.about` the dialect supports."""
+    longest: ClassVar[float] = math.inf
+    """Maximum size of a huge message, in bytes."""
     stray: bytes
     """The bytes of a stray print."""
     eop: bytes = b""
@@ -489,11 +492,17 @@ class _WatchedStatus:
             await self._inner.readable()
 
 
-def unknown(kind: FaultKind, dialect: str) -> str:
+def unknown(kind: FaultKind, dialect: str, size: int | None = None) -> str:
     """Return why a worker of a dialect can't have a fault; empty if it can."""
     if dialect not in _WIRES:
         known = " or ".join(sorted(_WIRES))
         return f"{kind.value} is not available in dialect {dialect}, only in {known}"
+    longest = _wire(dialect).longest
+    if kind is FaultKind.HUGE and size is not None and size > longest:
+        return (
+            f"{kind.value} has a size of {size:,} bytes, expected at most"
+            f" {longest:,} bytes: dialect {dialect} has no longer message"
+        )
     if not kind.about or kind.about in _wire(dialect).has:
         return ""
     if kind.about == "a shard":
@@ -536,7 +545,7 @@ class FaultyLaunch:
             return self._launch(request)
         faults = self._plans[request.stage]
         for fault in faults.faults:
-            if reason := unknown(fault.kind, request.dialect.name):
+            if reason := unknown(fault.kind, request.dialect.name, fault.size):
                 raise ConfigError(f"stage {request.stage}: fault {reason}")
         inner, child = self._launch(request)
         mine: list[Occurrence] = []
