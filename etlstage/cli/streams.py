@@ -1,9 +1,10 @@
 """
 Stdout and stderr of a command, and how errors of writing to them are handled.
 
-All output is treated alike, whatever code prints it: a full disk is one clear error on
-stdout; a reader that is gone has seen enough, which ends a command that only prints;
-stderr falls silent, as the disk of a log is no reason to fail.
+All output is treated alike, whatever code prints it: characters that a stream can't
+encode are escaped; a full disk is one clear error on stdout; a reader that is gone has
+seen enough, which ends a command that only prints; stderr falls silent, as the disk of
+a log is no reason to fail.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def _guarded(stream: TextIO) -> TextIO:
     return io.TextIOWrapper(
         _Output(io.FileIO(stream.fileno(), "wb", closefd=False)),
         encoding=stream.encoding,
-        errors=stream.errors,
+        errors="backslashreplace",
         line_buffering=stream.line_buffering or stream.write_through,
     )
 

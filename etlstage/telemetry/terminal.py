@@ -15,7 +15,9 @@ _CONTROLS: Final = re.compile(
     r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
     # Characters without width can't be seen.
     r"\xad\u034f\u180e\u200b\u2060-\u2065\u206a-\u206f\ufeff\ufff9-\ufffb"
-    r"\U000e0000-\U000e0fff]"
+    r"\U000e0000-\U000e0fff"
+    # Lone surrogates can't be encoded, or become bytes that steer a terminal.
+    r"\ud800-\udfff]"
     # Joiners are needed in some scripts and in emoji, but never beside ASCII.
     r"|(?:(?<![^\x00-\x7f])[\u200c\u200d])|(?:[\u200c\u200d](?![^\x00-\x7f]))"
 )

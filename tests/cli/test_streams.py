@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import command
+from tests.cli.conftest import UPPER, command
 from tests.cli.forked import Forks, environment
 
 COMMANDS = (
@@ -141,3 +141,34 @@ def test_exit_code_is_kept_where_stderr_is_full(tmp_path: Path, full: int) -> No
         check=False,
     )
     assert done.returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("encoding", "name", "shown"),
+    [
+        ("ascii", "früh", r"fr\xfch"),
+        ("ascii:surrogateescape", "früh", r"fr\xfch"),
+        ("utf-8", os.fsdecode(b"d\xff"), r"d\udcff"),
+    ],
+)
+def test_report_shows_what_stdout_cannot_encode_as_escapes(
+    pipeline: Path, encoding: str, name: str, shown: str
+) -> None:
+    """A run whose report names such a path is settled and ends as done (issue 26)."""
+    folder = pipeline.parent / name
+    folder.mkdir()
+    pipeline.rename(folder / "p.yaml")
+    (folder / "keep.py").write_text((pipeline.parent / "keep.py").read_text())
+    refusing = UPPER.replace(r'b"\0"', r'(b"\x15" if line == b"c\n" else b"\0")')
+    (folder / "upper.py").write_text(refusing)
+    done = subprocess.run(
+        command(["run", folder / "p.yaml", "--report", "r.json"]),
+        cwd=pipeline.parent,
+        env=environment(PYTHONIOENCODING=encoding),
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"etlstage dlq ls '{pipeline.parent}/{shown}/p.yaml'" in done.stdout.decode()
+    report = json.loads((pipeline.parent / "r.json").read_text())
+    assert report["status"] == "done"

@@ -23,6 +23,7 @@ from etlstage.telemetry.terminal import harmless
         ("a\u202eb\u2028c", r"a\u202eb\u2028c"),
         ("a\u200bb\u2060c\xadd\ufeff", r"a\u200bb\u2060c\xadd\ufeff"),
         ("tag\U000e0041", r"tag\U000e0041"),
+        ("d\udc9b", r"d\udc9b"),
         ("a\u200db\u200c", r"a\u200db\u200c"),
         # Joiners between letters of Persian, or within a picture, hide nothing.
         ("\u0645\u06cc\u200c\u062e", "\u0645\u06cc\u200c\u062e"),
