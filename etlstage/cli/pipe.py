@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -25,6 +26,7 @@ from etlstage.cli.options import (
 from etlstage.cli.progress import exit_code, show_report, watch
 from etlstage.cli.screen import Screen
 from etlstage.cli.signals import Signals
+from etlstage.cli.streams import check_stdout
 from etlstage.cli.subject import Options, program_of
 from etlstage.errors import ConfigError, StateUnusable, os_reason
 from etlstage.pipeline.dead_letter.store import DeadLetters
@@ -119,9 +121,9 @@ def _pipe(
         err = Screen(stderr=True)
         configure(err, verbosity)
         separator = b"\0" if null else b"\n"
-        if file is None:
-            _check_open(_STDIN, "stdin is closed; redirect it, or name a FILE")
-        _check_open(_STDOUT, "stdout is closed; redirect it, as in >/dev/null")
+        if file is None and sys.stdin is None:
+            raise ConfigError("stdin is closed; redirect it, or name a FILE")
+        check_stdout()
         pipeline = Pipeline(
             name="pipe",
             source=DescriptorSource(
@@ -149,13 +151,6 @@ def _check_settings(values: Sequence[str]) -> None:
                 f"--set {key}: not supported by pipe, which has no state for the"
                 " journals; use a pipeline file and etlstage run"
             )
-
-
-def _check_open(descriptor: int, closed: str) -> None:
-    try:
-        os.fstat(descriptor)
-    except OSError:
-        raise ConfigError(closed) from None
 
 
 def _letters(folder: Path) -> DeadLetters:

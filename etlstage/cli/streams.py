@@ -15,9 +15,9 @@ import sys
 from contextlib import suppress
 from typing import Any, Final, TextIO
 
-from etlstage.errors import EtlstageError, os_reason
+from etlstage.errors import ConfigError, EtlstageError, os_reason
 
-__all__ = ("ReaderGone", "flush_streams", "guard_streams")
+__all__ = ("ReaderGone", "check_stdout", "flush_streams", "guard_streams")
 
 
 STDERR: Final = 2
@@ -28,8 +28,30 @@ class ReaderGone(Exception):
 
 
 def guard_streams() -> None:
-    """Replace the streams of ``sys`` with guarded ones."""
+    """
+    Replace the streams of ``sys`` with guarded ones.
+
+    The descriptors of closed ones are opened, and lead nowhere.
+    """
+    # They would become those of other files, to which output would go.
+    while (number := os.open(os.devnull, os.O_RDWR)) <= STDERR:
+        os.set_inheritable(number, True)
+    os.close(number)
+    if sys.stderr is None:  # stdout would take its place
+        sys.stderr = open(STDERR, "w", closefd=False)  # noqa: SIM115 - stays open
     sys.stdout, sys.stderr = _guarded(sys.stdout), _guarded(sys.stderr)
+
+
+def check_stdout() -> None:
+    """
+    Check that there is a stdout, for messages.
+
+    Raises:
+        ConfigError: If it was closed when the command was started.
+
+    """
+    if sys.stdout is None:
+        raise ConfigError("stdout is closed; redirect it, as in >/dev/null")
 
 
 def flush_streams() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ COMMANDS = (
     ["check", "--list"],
     ["init", "here"],
 )
+REFUSING = UPPER.replace(r'b"\0"', r'(b"\x15" if line == b"c\n" else b"\0")')
 
 
 class Into:
@@ -143,6 +145,31 @@ def test_exit_code_is_kept_where_stderr_is_full(tmp_path: Path, full: int) -> No
     assert done.returncode == 2
 
 
+@pytest.mark.parametrize("closed", ["2>&-", "<&- 2>&-"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "pipe --dead-letters letters in.txt -- python upper.py",
+        "run pipeline.yaml --until upper",
+    ],
+)
+def test_no_event_is_on_stdout_where_stderr_is_closed(
+    pipeline: Path, words: str, closed: str
+) -> None:
+    """Only messages are there (issue 26)."""
+    (pipeline.parent / "in.txt").write_bytes(b"a\nb\nc\n")
+    (pipeline.parent / "upper.py").write_text(REFUSING)
+    done = subprocess.run(
+        ["/bin/sh", "-c", f"{shlex.join(command([]))} {words} {closed}"],
+        cwd=pipeline.parent,
+        env=environment(),
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, b"A\nB\n")
+
+
 @pytest.mark.parametrize(
     ("encoding", "name", "shown"),
     [
@@ -159,8 +186,7 @@ def test_report_shows_what_stdout_cannot_encode_as_escapes(
     folder.mkdir()
     pipeline.rename(folder / "p.yaml")
     (folder / "keep.py").write_text((pipeline.parent / "keep.py").read_text())
-    refusing = UPPER.replace(r'b"\0"', r'(b"\x15" if line == b"c\n" else b"\0")')
-    (folder / "upper.py").write_text(refusing)
+    (folder / "upper.py").write_text(REFUSING)
     done = subprocess.run(
         command(["run", folder / "p.yaml", "--report", "r.json"]),
         cwd=pipeline.parent,
