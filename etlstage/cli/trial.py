@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from etlstage.cli.failure import complain, naming
 from etlstage.cli.screen import Screen
+from etlstage.cli.streams import check_stdout
 from etlstage.config.build import WHOLE, Only, pipeline_from_here
 from etlstage.config.fault import StageFaultKeys
 from etlstage.config.reading import Changes
@@ -108,6 +109,7 @@ class Trial:
     def _printing(self, stack: ExitStack) -> DryRun | None:
         if self.until is None:
             return None
+        check_stdout()
         state = stack.enter_context(scratch("until"))
         return DryRun("local", state, Printed(), self.until)
 

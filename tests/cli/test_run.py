@@ -3,7 +3,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
+import subprocess
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +19,7 @@ from tests.cli.conftest import (
     UPPER,
     Etlstage,
     Started,
+    command,
     left_behind,
     worker,
 )
@@ -144,6 +147,22 @@ def test_stage_that_no_messages_leave(
             f"{expected[stage]}\n"
         ),
     )
+
+
+def test_dry_run_whose_stdout_is_closed_is_wrong_usage(pipeline: Path) -> None:
+    """No messages are written to another file that was opened since (issue 26)."""
+    words = shlex.join(command(["run", pipeline, "--until", "upper"]))
+    done = subprocess.run(
+        ["/bin/sh", "-c", f"{words} >&-"],
+        cwd=pipeline.parent,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    expected = "etlstage: error: stdout is closed; redirect it, as in >/dev/null\n"
+    assert (done.returncode, done.stderr) == (2, expected)
 
 
 def test_part_of_a_load_that_counts_as_a_whole(
