@@ -162,16 +162,11 @@ class EpochSink(WorkerSink):
             return
         if not self._open:
             await self._tasks.start(self._work)
-        await self._pass(run, place)
+        await self._settle([run], place)
 
-    async def _pass(self, run: Run, place: int) -> None:
-        done = self.account.done
-        try:
-            await self._settle([run], place)
-        finally:
-            # What the workers store separately is not loaded yet.
-            self._answered += self.account.done - done
-            self.account.done = done
+    def _book_done(self, count: int) -> None:
+        # What the workers store separately is not loaded yet.
+        self._answered += count
 
     def _book_dead(self, places: range) -> None:
         self._kept.drop(places)
@@ -220,16 +215,8 @@ class EpochSink(WorkerSink):
                 await self._ended.wait()
         finally:
             self._open = False
-            self._book()
+            self._book(again=self._in_vain)
             self._closed.set()
-
-    def _book(self) -> None:
-        account = self.account
-        skipped, doubtful = account.skipped, account.doubtful
-        super()._book()
-        if self._in_vain:
-            # Everything is loaded again, and counted then.
-            account.skipped, account.doubtful = skipped, doubtful
 
     async def _end_workers(self) -> bool:
         """End the workers of this attempt; return whether the attempt is whole."""
@@ -264,7 +251,7 @@ class EpochSink(WorkerSink):
         self._answered = 0
         await self._tasks.start(self._work)
         for place, run in self._kept:
-            await self._pass(run, place)
+            await self._settle([run], place)
 
     async def _tell(self, what: str, command: tuple[str, ...]) -> None:
         self._check()  # another run may have taken over while workers ended

@@ -86,10 +86,17 @@ class WorkerSink(Sink):
         await self.supervisor.__aexit__(kind, error, trace)
         self._book()
 
-    def _book(self) -> None:
-        """Add the counts of the workers, which have ended, to the account."""
-        self.account.skipped += self.supervisor.skipped
-        self.account.doubtful += self.supervisor.doubtful
+    def _book(self, *, again: bool = False) -> None:
+        """
+        Add the counts of the workers, which have ended, to the account.
+
+        Args:
+            again: Whether all messages are loaded again, and counted then.
+
+        """
+        if not again:
+            self.account.skipped += self.supervisor.skipped
+            self.account.doubtful += self.supervisor.doubtful
         self.account.add_faults(self.supervisor.faults)
         self.account.busy += self.supervisor.busy
 
@@ -123,13 +130,12 @@ class WorkerSink(Sink):
                 messages loaded after a failure would be counted as if before it.
 
         """
-        account = self.account
         failure: Exception | None = None
         async with aclosing(self.supervisor.answers(runs)) as answers:
             async for answer in answers:
                 for part in answer.parts():
                     if part.error is None:
-                        account.done += len(part.messages)
+                        self._book_done(len(part.messages))
                         self._note_outputs(sum(map(len, part.groups)))
                         continue
                     place = before + part.start
@@ -145,6 +151,10 @@ class WorkerSink(Sink):
                         self._book_dead(range(place, place + len(part.messages)))
         if failure is not None:
             raise failure
+
+    def _book_done(self, count: int) -> None:
+        """Count messages that were answered."""
+        self.account.done += count
 
     def _book_dead(self, places: range) -> None:
         """Handle that the messages at these places were dead-lettered."""

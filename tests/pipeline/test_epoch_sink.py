@@ -10,6 +10,7 @@ import textwrap
 from dataclasses import replace
 from pathlib import Path
 from resource import RLIMIT_FSIZE, getrlimit, setrlimit
+from typing import ClassVar
 
 import anyio
 import pyarrow as pa
@@ -27,6 +28,7 @@ from etlstage.pipeline.delivery.delivery import Bounds, Delivery, take_over
 from etlstage.pipeline.delivery.record import CommitRecord
 from etlstage.pipeline.epoch_sink import EpochSink
 from etlstage.pipeline.interfaces import Epochs
+from etlstage.pipeline.ledger import Account
 from etlstage.pipeline.report import Report
 from etlstage.protocol.marker import Mode
 from etlstage.protocol.marker.settings import MarkerDialect
@@ -198,6 +200,31 @@ async def test_worker_that_is_lost_with_a_message(
     assert loaded(tmp_path) == ["1\n2\n", "3\n4\n", "5\n6\n"]
     account = report.ledger[-1]
     assert (account.done, account.dead, account.failures) == (6, 0, 1)
+
+
+class Watched(Account):
+    """Notes each change of a count that a counter of the metrics is made of."""
+
+    __slots__ = ()
+    noted: ClassVar[dict[str, list[int]]] = {}
+
+    def __setattr__(self, name: str, value: int) -> None:
+        """Set an attribute, and note its value."""
+        self.noted.setdefault(name, []).append(value)
+        super().__setattr__(name, value)
+
+
+async def test_counts_of_an_epoch_never_go_back(tmp_path: Path) -> None:
+    """They are those of the metrics, and count what is committed (issue 22)."""
+    load = DIES.replace("TEST", "mkdir once")
+    skips = """echo '{"metric": "skipped", "add": 1}' >> "$ETLSTAGE_STATUS\""""
+    end = sink(tmp_path, load=load.replace("; do", f"; do {skips}"))
+    end.account.__class__ = Watched
+    Watched.noted.clear()
+    report = await run(tmp_path, end)
+    assert (report.status, report.error) == ("done", None)
+    for name in ("done", "skipped"):
+        assert Watched.noted[name] == [2, 4, 6], name
 
 
 HOLDS_BACK = """\
