@@ -43,7 +43,9 @@ class Span:
         if current and self._span is not None:
             from opentelemetry.trace import use_span
 
-            self._within = use_span(self._span)
+            self._within = use_span(
+                self._span, record_exception=False, set_status_on_exception=False
+            )
         self.note(**attributes)
 
     def note(self, **counts: int | str) -> None:

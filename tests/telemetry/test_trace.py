@@ -188,6 +188,18 @@ def test_stages_are_within_their_run(spans: InMemorySpanExporter) -> None:
     assert stream.parent.span_id == run.context.span_id
 
 
+@pytest.mark.parametrize("current", [True, False])
+def test_error_of_a_block_is_recorded_once(
+    spans: InMemorySpanExporter, *, current: bool
+) -> None:
+    """Even if the span is the current one (issue 22)."""
+    with pytest.raises(ValueError, match="odd"), trace.Span("run", current=current):
+        raise ValueError("odd")
+    (span,) = spans.get_finished_spans()
+    assert span.status.description == "odd"
+    assert [event.name for event in span.events] == ["exception"]
+
+
 def test_library_that_is_not_there_is_not_missed() -> None:
     """Without OpenTelemetry spans do nothing."""
     trace._tracer.cache_clear()
