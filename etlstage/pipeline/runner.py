@@ -197,20 +197,23 @@ class Runner(ABC):
         """Run, and release all but the state directory; return None for a failure."""
         status: Status | None = None
         try:
-            try:
-                if self._dead_letters is not None:
-                    self._dead_letters.check()
-                if self._delivery is not None:
-                    held.enter_context(self._delivery)
-                # The spans of the stages are within this one.
-                with Span("run", current=True, pipeline=self.name):
+            # The spans of the stages are within this one.
+            with Span("run", current=True, pipeline=self.name) as span:
+                try:
+                    if self._dead_letters is not None:
+                        self._dead_letters.check()
+                    if self._delivery is not None:
+                        held.enter_context(self._delivery)
                     status = await self._run()
-            except Exception as error:
-                self._fail(error)
-            for account in self.ledger:
-                if account.doubtful:
-                    self._fail(RepliesDoubtful(account.doubtful, stage=account.stage))
-            await self._hand_over_letters()
+                except Exception as error:
+                    self._fail(error)
+                for account in self.ledger:
+                    if account.doubtful:
+                        doubt = RepliesDoubtful(account.doubtful, stage=account.stage)
+                        self._fail(doubt)
+                await self._hand_over_letters()
+                if self._error is not None:
+                    span.fail(self._error)
         finally:
             with anyio.CancelScope(shield=True):
                 await self._close_letters()

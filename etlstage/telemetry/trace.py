@@ -14,7 +14,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
 if TYPE_CHECKING:
-    from opentelemetry.trace import Span as OpenTelemetrySpan
     from opentelemetry.trace import Tracer
 
 __all__ = ("Span", "current_trace")
@@ -55,6 +54,14 @@ class Span:
             for name, value in counts.items():
                 self._span.set_attribute(f"etlstage.{name}", value)
 
+    def fail(self, error: Exception) -> None:
+        """Mark the span as failed, with an error that its block does not raise."""
+        if self._span is not None and self._span.is_recording():
+            from opentelemetry.trace import Status, StatusCode
+
+            self._span.record_exception(error)
+            self._span.set_status(Status(StatusCode.ERROR, str(error)))
+
     def __enter__(self) -> Self:
         """Begin the block."""
         if self._within is not None:
@@ -73,7 +80,7 @@ class Span:
         if self._within is not None:
             self._within.__exit__(kind, error, trace)
         if isinstance(error, Exception):
-            _fail(self._span, error)
+            self.fail(error)
         self._span.end()
 
 
@@ -94,14 +101,6 @@ def current_trace() -> Mapping[str, str]:
     carrier: dict[str, str] = {}
     TraceContextTextMapPropagator().inject(carrier)
     return {name.upper(): value for name, value in carrier.items()} or inherited
-
-
-def _fail(started: OpenTelemetrySpan, error: Exception) -> None:
-    from opentelemetry.trace import Status, StatusCode
-
-    if started.is_recording():
-        started.record_exception(error)
-        started.set_status(Status(StatusCode.ERROR, str(error)))
 
 
 @cache

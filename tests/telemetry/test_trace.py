@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from unittest.mock import patch
 
 import anyio
@@ -16,6 +17,7 @@ from opentelemetry.trace import StatusCode
 
 from etlstage import AsyncSupervisor, ErrorPolicy, Pipeline, Stage, WorkerProgram
 from etlstage.errors import LocalProtocolError, WorkerRefusal
+from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.telemetry import trace
 from etlstage.testing import MemorySink, MemorySource, ScriptedLaunch, ScriptedWorker
 
@@ -188,6 +190,31 @@ def test_stages_are_within_their_run(spans: InMemorySpanExporter) -> None:
     assert stream.parent.span_id == run.context.span_id
 
 
+@pytest.mark.parametrize("end", ["stage", "letters"])
+def test_failed_run_ends_its_span_as_one(
+    spans: InMemorySpanExporter, tmp_path: Path, end: str
+) -> None:
+    """The error of its report is in the trace, once (issue 22)."""
+    letters = None
+    if end == "letters":
+        (tmp_path / "letters").write_text("a file in place of the folder")
+        letters = DeadLetters(tmp_path / "letters", pipeline="p")
+    pipeline = Pipeline(
+        name="p",
+        source=MemorySource([[b"a", b"no"]]),
+        stages=[Stage(name="t", worker=("cat",))],
+        sink=MemorySink(),
+        dead_letters=letters,
+        launch=ScriptedLaunch(tell),
+    )
+    report = anyio.run(pipeline.run)
+    assert report.status == "failed"
+    run = by_name(spans)["etlstage.run"]
+    assert run.status.status_code is StatusCode.ERROR
+    assert run.status.description == str(report.error)
+    assert [event.name for event in run.events] == ["exception"]
+
+
 @pytest.mark.parametrize("current", [True, False])
 def test_error_of_a_block_is_recorded_once(
     spans: InMemorySpanExporter, *, current: bool
@@ -207,6 +234,7 @@ def test_library_that_is_not_there_is_not_missed() -> None:
         with patch.dict("sys.modules", {"opentelemetry": None}):
             with trace.Span("submit", stage="t") as span:
                 span.note(messages=3)
+                span.fail(ValueError("odd"))
             assert not re.findall("TRACE", str(trace.current_trace()))
     finally:
         trace._tracer.cache_clear()
