@@ -143,6 +143,11 @@ class EtlstageError(Exception):
     attempts: tuple[Attempt, ...] = ()
     place: int | None = None
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Return how to copy or unpickle the error."""
+        # Exception would pass its text alone to __init__, which may require more.
+        return type(self).__new__, (type(self), *self.args), self.__dict__
+
 
 class ConfigError(EtlstageError):
     """

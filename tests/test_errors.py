@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
+import pickle
+from collections.abc import Callable
+from typing import Any, Final
+
 import pytest
 
+from etlstage import errors
 from etlstage.errors import (
+    Attempt,
+    ConfigError,
+    EtlstageError,
+    Excerpt,
     InputDamaged,
     RepliesDoubtful,
     WorkerRefusal,
@@ -52,3 +63,43 @@ def test_doubtful_messages_are_counted(count: int, words: str) -> None:
     error = RepliesDoubtful(count, stage="t", failed=worker)
     text = f"{worker} soon after its last reply; results of {words} may be mismatched;"
     assert str(error).startswith(text)
+
+
+KEYWORDS: Final = {
+    "stage": "t",
+    "index": 3,
+    "code": 42,
+    "reason": "no",
+    "data": b"ab",
+    "excerpts": [Excerpt("a: b", 1, 4)],
+}
+CLASSES: Final = [
+    known
+    for name in errors.__all__
+    if isinstance(known := getattr(errors, name), type)
+    and issubclass(known, EtlstageError)
+]
+
+
+def pickled(error: object) -> object:
+    """Return an object as another process unpickles it."""
+    return pickle.loads(pickle.dumps(error))  # noqa: S301 - our own
+
+
+@pytest.mark.parametrize("copied", [copy.copy, pickled])
+@pytest.mark.parametrize("known", CLASSES)
+def test_error_is_the_same_in_another_process(
+    known: type[EtlstageError], copied: Callable[[object], Any]
+) -> None:
+    """Its copy has its text and all its attributes (issue 22)."""
+    taken = inspect.signature(known.__init__).parameters
+    given = {name: value for name, value in KEYWORDS.items() if name in taken}
+    error = known(2 if known is RepliesDoubtful else "no\nroom", **given)
+    error.story, error.place = ("exited",), 3
+    error.attempts = (Attempt("t-1", 7, "exited with status 1"),)
+    again = copied(error)
+    assert type(again) is known
+    assert (str(again), again.args) == (str(error), error.args)
+    assert vars(again) == vars(error)
+    if isinstance(again, ConfigError):
+        assert again.excerpts == (Excerpt("a: b", 1, 4),)
