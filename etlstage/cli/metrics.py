@@ -7,12 +7,13 @@ container. A thread serves them, so that they answer whatever the run is waiting
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from socket import AF_INET, AF_INET6
 from socketserver import ThreadingTCPServer
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from etlstage.errors import ConfigError, os_reason
 from etlstage.pipeline.ledger import Ledger
@@ -107,6 +108,11 @@ class _Server(ThreadingTCPServer):
         self.address_family = AF_INET6 if ":" in host else AF_INET
         super().__init__((host, port), _Handler)
 
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - as there
+        """Report an error, but not that a client is gone, as a check of the port is."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)
+
 
 class _Handler(BaseHTTPRequestHandler):
     server: _Server
@@ -119,7 +125,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body)
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    do_HEAD = do_GET  # noqa: N815 - by the method of a request
 
     def log_message(self, *_: object) -> None:
         """Print nothing: a request every few seconds is not worth a line."""

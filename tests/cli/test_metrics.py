@@ -6,6 +6,7 @@ import json
 import os
 import re
 import socket
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from subprocess import Popen
@@ -61,6 +62,42 @@ def test_anything_else_is_not_found(server: MetricsServer) -> None:
         404,
         "available paths: /metrics, /live and /ready\n",
     )
+
+
+def test_answer_to_head_has_no_body(server: MetricsServer) -> None:
+    """Its status and headers are those of GET (issue 26)."""
+    for path, status in (("/live", 200), ("/ready", 503), ("/none", 404)):
+        url = server.url.replace("/metrics", path)
+        answer, full = httpx.head(url, trust_env=False), get(server, path)
+        assert (answer.status_code, answer.content) == (status, b"")
+        assert answer.headers["content-length"] == full.headers["content-length"]
+
+
+def test_connection_that_is_reset_is_no_error(
+    server: MetricsServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A check of the port prints nothing on stderr (issue 26)."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        with socket.create_connection(listener.getsockname()) as client:
+            client.sendall(b"GET /metr")
+            reset = struct.pack("ii", 1, 0)  # no lingering
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+        server._server.process_request_thread(*listener.accept())
+    assert capsys.readouterr().err == ""
+
+
+def test_error_in_an_answer_is_reported(
+    server: MetricsServer,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Unlike that of a connection, it is a bug (issue 26)."""
+    monkeypatch.setattr(server, "answer", {}.__getitem__)
+    ours, peer = socket.socketpair()
+    with peer:
+        peer.sendall(b"GET /live HTTP/1.0\r\n\r\n")
+        server._server.process_request_thread(ours, "peer")
+    assert "KeyError: '/live'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("address", ["", "x", "1:x", "1:70000", "host", "1:-1"])
