@@ -29,7 +29,6 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
 from etlstage.errors import (
     EtlstageError,
@@ -50,6 +49,8 @@ __all__ = ("StageService",)
 
 _log = Log()
 _LATER: Final = {"Retry-After": "1"}  # seconds
+_GONE: Final = 499
+"""Status for access logs, as nginx has it: the client closed the request."""
 
 
 class StageService:
@@ -203,12 +204,6 @@ class StageService:
         return JSONResponse({"detail": detail}, status_code=status, headers=headers)
 
 
-class _NoResponse(Response):
-    """Sends nothing: the client is gone."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Return."""
-
-
 async def _answer_nothing(_request: Request, _error: Exception) -> Response:
-    return _NoResponse()
+    # The client is gone, but middleware of the application expects an answer.
+    return Response(status_code=_GONE)

@@ -17,6 +17,7 @@ import uvicorn
 from fastapi import FastAPI
 from fastapi import Request as FastAPIRequest
 from starlette.applications import Starlette
+from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
@@ -165,10 +166,16 @@ async def test_errors_have_a_status(make: Any) -> None:  # noqa: ANN401
     assert any("status 3" in error for error in told)
 
 
+async def pass_on(request: Request, call_next: RequestResponseEndpoint) -> Response:
+    """Do nothing, as middleware."""
+    return await call_next(request)
+
+
 @pytest.mark.parametrize("make", [starlette, fastapi])
 async def test_client_that_leaves_within_its_body(make: Any) -> None:  # noqa: ANN401
-    """Its request ends without an error, and without a response (issue 22)."""
+    """Its request ends without an error, also in middleware (issue 22)."""
     app = make(service())
+    app.add_middleware(BaseHTTPMiddleware, dispatch=pass_on)
     parts: list[dict[str, Any]] = [
         {"type": "http.request", "body": b"ab", "more_body": True},
         {"type": "http.disconnect"},
@@ -183,7 +190,8 @@ async def test_client_that_leaves_within_its_body(make: Any) -> None:  # noqa: A
 
     scope = {"type": "http", "method": "POST", "path": "/", "http_version": "1.1"}
     await app(scope | {"query_string": b"", "headers": []}, receive, send)
-    assert (parts, sent) == ([], [])
+    start, end = sent
+    assert (parts, start["status"], end["body"]) == ([], 499, b"")
 
 
 async def test_too_many_requests() -> None:
