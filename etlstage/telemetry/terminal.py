@@ -32,7 +32,8 @@ def harmless(text: str, *, lines: bool = False) -> str:
         lines: Whether it may have several lines; otherwise line breaks are escaped.
 
     """
-    if text.isprintable():  # nearly all text is, and has nothing to remove
+    # Nearly all text has nothing to remove; outside of ASCII, not all of that is seen.
+    if text.isascii() and text.isprintable():
         return text
     if lines:
         return "\n".join(map(harmless, text.split("\n")))

@@ -23,6 +23,8 @@ from etlstage.telemetry.terminal import harmless
         ("a\u202eb\u2028c", r"a\u202eb\u2028c"),
         ("a\u200bb\u2060c\xadd\ufeff", r"a\u200bb\u2060c\xadd\ufeff"),
         ("tag\U000e0041", r"tag\U000e0041"),
+        ("a\u034fb", r"a\u034fb"),
+        ("a\U000e0100b\U000e01ef", r"a\U000e0100b\U000e01ef"),
         ("d\udc9b", r"d\udc9b"),
         ("a\u200db\u200c", r"a\u200db\u200c"),
         # Joiners between letters of Persian, or within a picture, hide nothing.
