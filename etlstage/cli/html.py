@@ -258,7 +258,9 @@ def _plots(report: Report, spans: Sequence[RunSpan]) -> Iterator[str]:
     whole = spans[-1].end
     for number, account in enumerate(report.ledger):
         rates = [span.rates[number] for span in spans]
-        mean = account.processed / whole
+        # Not of all its messages: a resumed run has those of its first start as well.
+        moved = sum(s.rates[number] * (s.end - s.start) for s in spans)
+        mean = moved / whole
         yield (
             f"<figure><figcaption><b>{clean(account.stage)}</b> <span>up to"
             f" {max(rates):,.0f}, on average {mean:,.0f}</span></figcaption>"

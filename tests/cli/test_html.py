@@ -136,6 +136,14 @@ def report() -> Report:
     )
 
 
+def test_average_of_a_resumed_run_is_below_its_maximum(report: Report) -> None:
+    """Counts of the first start are not moved by this one (issue 26)."""
+    report.ledger[0].produced += 9000
+    text = page(report, SPANS, [])
+    assert "up to 10, on average 3<" in text
+    assert "up to 5, on average 3<" in text
+
+
 def test_restarts_are_in_the_ledger(report: Report) -> None:
     """The column is there only if there were any (issue 22)."""
     heads = "<th>doubtful</th><th>restarts</th><th>seconds</th>"
