@@ -10,6 +10,7 @@ import pytest
 
 from etlstage import AsyncSupervisor, CocaineDialect, Stage, WorkerRefusal
 from etlstage.cli.init import copy_examples
+from tests.patience import HANG
 
 
 @pytest.fixture
@@ -33,6 +34,26 @@ def test_service_adds_up_what_comes(folder: Path, numbers: bytes, said: bytes) -
         service, input=numbers, cwd=folder, capture_output=True, check=False
     )
     assert (done.stdout, done.returncode) == (said, 0), done.stderr
+
+
+def test_refusal_ends_the_service_whose_stdin_is_open(folder: Path) -> None:
+    """It does not wait for another line (issue 22)."""
+    with subprocess.Popen(
+        [sys.executable, "service.py"],
+        cwd=folder,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as service:
+        try:
+            assert service.stdin is not None
+            assert service.stdout is not None
+            service.stdin.write(b"4\nfive\n")
+            service.stdin.flush()
+            assert service.wait(HANG) == 0
+            said = b"4\nrefused: b'five\\n' is not a number\n"
+            assert service.stdout.read() == said
+        finally:
+            service.kill()
 
 
 async def test_worker_is_a_stage_too(folder: Path) -> None:

@@ -11,6 +11,7 @@ It shows a session that is kept open: both sides send when they like.
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -33,7 +34,8 @@ STAGE = Stage(
 
 async def pass_on(session: WorkerSession) -> None:
     """Send each line as it comes, and then the end."""
-    async for line in anyio.wrap_file(sys.stdin.buffer):
+    read = sys.stdin.buffer.readline
+    while line := await anyio.to_thread.run_sync(read, abandon_on_cancel=True):
         await session.send(line)
     await session.choke()
 
@@ -56,3 +58,6 @@ async def main() -> None:
 
 if __name__ == "__main__":
     anyio.run(main)
+    # Exit even if a thread still waits for a line.
+    sys.stdout.flush()
+    os._exit(0)
