@@ -125,8 +125,13 @@ def _show_excerpt(excerpt: Excerpt) -> None:
     line, before = harmless(excerpt.line), harmless(excerpt.line[: excerpt.column - 1])
     margin = f"{excerpt.number:>6} | "
     room = max(screen.width - len(margin), _LEAST)
-    start = max(0, cell_len(before) - _BEFORE) if cell_len(line) > room else 0
-    shown = line[start : start + room]
+    start = 0
+    if cell_len(line) > room:
+        start = max(0, len(before) - _BEFORE)  # a character has up to two columns
+        while cell_len(before[start:]) > _BEFORE:
+            start += 1
+    shown = Text(line[start:])
+    shown.truncate(room)
     caret = " " * (len(margin) + cell_len(before[start:]))
     screen.print(Text.assemble((margin, "dim"), shown), soft_wrap=True)
     screen.print(Text(f"{caret}^", "bold red"), soft_wrap=True)

@@ -4,6 +4,7 @@ import io
 from pathlib import Path
 
 import pytest
+from rich.cells import cell_len
 
 from etlstage.cli.failure import show_error
 from etlstage.errors import ConfigError, Excerpt
@@ -116,6 +117,17 @@ def test_long_line(monkeypatch: pytest.MonkeyPatch) -> None:
     line, caret = shown(monkeypatch, Excerpt(line, 1, 501))
     assert len(line) == 80
     assert line[caret.index("^")] == "!"
+
+
+@pytest.mark.parametrize("count", [20, 50, 100])
+def test_long_line_of_wide_characters(
+    monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """It is cut at the terminal's columns, of which each takes two (issue 26)."""
+    line = "\u65e5" * count + "!" + "\u672c" * 100
+    line, caret = shown(monkeypatch, Excerpt(line, 1, count + 1))
+    assert 78 <= cell_len(line) <= 80
+    assert cell_len(line[: line.index("!")]) == caret.index("^")
 
 
 def test_no_caret_in_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
