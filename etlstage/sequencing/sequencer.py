@@ -292,6 +292,8 @@ class Sequencer:
             # A message with clock 0 does not acknowledge the messages before it.
             self._emit.last = self._delivered or self._emit.last
             self._delivered = None
+            if self._emit.producer < 0:  # without a UUID no state has that it is done
+                self._offsets[self._emit.journal] = self._emit_end
 
     def replay_range(self) -> ReplayRange:
         """

@@ -527,6 +527,16 @@ def test_messages_without_uuid_are_counted() -> None:
     assert sequencer.checkpoint() == ({"j": 100}, [])
 
 
+def test_message_without_uuid_that_is_done_is_before_the_checkpoint() -> None:
+    """No state of a producer would tell that it was read before (issue 24)."""
+    before = Sequencer()
+    before.queue_uncommitted(Envelope("j", 0, 100, Opaque()))
+    assert before.deque_committed() is not None
+    assert before.checkpoint() == ({}, [])
+    before.finish_message()
+    assert before.checkpoint() == ({"j": 100}, [])
+
+
 def test_message_of_clock_0_leaves_what_is_acknowledged() -> None:
     """A replay delivers it twice, but not the duplicate of another message."""
     messages = [envelope(A, 6, 1, 0), envelope(A, 0, 1, 1), envelope(A, 6, 1, 2)]
