@@ -394,11 +394,12 @@ class CommittedReader:
             return self.poll()
         return await anyio.to_thread.run_sync(self.poll)
 
-    def position(self, *, secured: bool = True) -> Checkpoint:
+    def position(self, *, secured: bool = True, finished: bool = True) -> Checkpoint:
         """
         Return the position to resume from, counting the last returned message as done.
 
         Args:
+            finished: Whether it is done; otherwise the position is before it.
             secured: Whether to force the bytes before the position to the disk.
                 Otherwise :meth:`secure` has to do so before the position is stored.
 
@@ -406,7 +407,8 @@ class CommittedReader:
             OSError: If the bytes can't be forced to the disk.
 
         """
-        self._sequencer.finish_message()
+        if finished:
+            self._sequencer.finish_message()
         found = self._position()
         if secured:
             self.secure(found)

@@ -26,7 +26,7 @@ from etlstage.pipeline.delivery.folder import JOURNALS, READER, edge_name, make_
 from etlstage.pipeline.delivery.holder import unheld
 from etlstage.pipeline.delivery.record import CommitRecord
 from etlstage.pipeline.journal_sink import JournalSink
-from etlstage.pipeline.journal_source import CUT, JournalSource
+from etlstage.pipeline.journal_source import CUT, JournalSource, begun_in
 from etlstage.sequencing import Checkpoint
 
 __all__ = (
@@ -266,9 +266,10 @@ class DurableEdge:
         if not self.exists:
             return Waiting()
         record, messages, size, seconds = CommitRecord.latest(self.behind), 0, 0, 0.0
-        position = Checkpoint({}, [])
+        position, begun = Checkpoint({}, []), dict[tuple[str, int], int]()
         if record.position is not None:
             position = checkpoint_of(record.position)
+            begun = begun_in(record.position)
         with Journals.open(self.path, create=False) as journals:
             for spec in journals.select():
                 log = journals.log(spec.name)
@@ -281,6 +282,7 @@ class DurableEdge:
                 while (envelope := reader.poll()) is not None:
                     assert isinstance(envelope.message, RunMessage)
                     messages += len(envelope.message.run)
+                    messages -= begun.get((envelope.journal, envelope.begin), 0)
         return Waiting(messages, size, seconds) if messages else Waiting()
 
     def full(self) -> bool:

@@ -159,6 +159,17 @@ class Source(ABC):
         """
         return False
 
+    def limit(self, most: int) -> bool:
+        """
+        Make :meth:`runs` end after a number of messages, with a position there.
+
+        Returns:
+            False if it can't: then its runs are cut off.
+
+        """
+        del most
+        return False
+
     @property
     def activity(self) -> str:
         """What the source does before its first message comes, for humans."""

@@ -3,17 +3,22 @@ A source that reads journals, to which others append.
 
 A **position** of the source is how far each journal was read, and what is known of its
 producers. It may lie within a transaction, so a transaction need not fit in memory.
+Where a limit divides a run of messages, it is before the run, and has how many of these
+were read.
+
 The journals keep what was not loaded for the reader's name. Where to resume is stored
-in the record of the state directory; without a state directory, under that name.
+in the record of the state directory; without a state directory, under that name, and
+then a divided run is read again.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -32,6 +37,7 @@ from etlstage.pipeline.journal_sink import RUN_BYTES, RUN_MESSAGES, pieces
 from etlstage.sequencing import (
     Checkpoint,
     CsvRecord,
+    Envelope,
     FrameError,
     JsonMessage,
     Opaque,
@@ -39,7 +45,7 @@ from etlstage.sequencing import (
 )
 from etlstage.telemetry.meter import GaugeLevel, Meter
 
-__all__ = ("CUT", "JournalSource", "messages_of")
+__all__ = ("CUT", "JournalSource", "begun_in", "messages_of")
 
 CUT: Final = 1 << 16, 8 << 20
 """Messages and bytes between two positions; a frame is not split."""
@@ -59,6 +65,8 @@ _UNREAD: Final = (
 )
 _KEPT: Final = 1 << 20
 """Maximum number of damaged bytes in a dead letter."""
+
+T = TypeVar("T")
 
 
 class JournalSource(Source):
@@ -113,6 +121,12 @@ class JournalSource(Source):
         # the last position.
         self._ready: deque[Run | InputDamaged] = deque()
         self._since = [0, 0]
+        # Messages up to the limit. By journal and offset, how many messages of a frame
+        # were read whose rest was not; the position before the frame that is divided by
+        # the limit.
+        self._left = math.inf
+        self._begun: dict[tuple[str, int], int] = {}
+        self._before: Checkpoint | None = None
 
     @property
     def input(self) -> str:
@@ -132,6 +146,7 @@ class JournalSource(Source):
     def resume(self, position: object) -> None:
         """Begin after a recorded position."""
         self._position = self._checkpoint(position)
+        self._begun = self._parsed(begun_in, position)
 
     async def runs(self) -> AsyncGenerator[Run | Position | InputDamaged, None]:
         """
@@ -143,7 +158,7 @@ class JournalSource(Source):
         """
         reader = await self._in_thread(self._open)
         # The starting point is a position, too, even if nothing comes now.
-        yield Position(plain_checkpoint(reader.position(secured=False)))
+        yield self._reached(reader)
         read = False  # anything since the last position, or the last end
         at = reader.frames, anyio.current_time()  # at the last position
         while True:
@@ -153,7 +168,7 @@ class JournalSource(Source):
             while self._ready:
                 yield self._ready.popleft()
             draining = self._draining.is_set()
-            over = draining or (ended and not follow)
+            over = draining or (ended and not follow) or not self._left
             # A position also passes frames that were rolled back. Otherwise they would
             # be kept, and writers would wait for us.
             late = over or anyio.current_time() >= at[1] + _PASSED
@@ -162,7 +177,7 @@ class JournalSource(Source):
             if ((read or passed) and (ended or draining)) or self._over:
                 self._since, read = [0, 0], not ended
                 at = reader.frames, anyio.current_time()
-                yield Position(plain_checkpoint(reader.position(secured=False)))
+                yield self._reached(reader)
             if over:
                 return
             if ended:
@@ -193,6 +208,11 @@ class JournalSource(Source):
     def drain(self) -> bool:
         """End after what is read, with a position."""
         self._draining.set()
+        return True
+
+    def limit(self, most: int) -> bool:
+        """End after a number of messages, perhaps within a run of them."""
+        self._left = most
         return True
 
     async def secure(self, position: Position) -> None:
@@ -256,7 +276,8 @@ class JournalSource(Source):
                 if envelope is None:
                     self._ready += [held] if held else []
                     return True
-                run = messages_of(envelope.message)
+                run = self._unread_of(envelope)
+                self._left -= len(run)
                 if len(run) == 1:
                     held += run
                 else:
@@ -269,13 +290,38 @@ class JournalSource(Source):
         self._ready += [held] if held else []
         return False
 
+    def _unread_of(self, envelope: Envelope) -> Run:
+        """Return the messages of a frame that are not read yet, up to the limit."""
+        assert self._reader is not None
+        place = envelope.journal, envelope.begin
+        done = self._begun.pop(place, 0)
+        run = messages_of(envelope.message)[done:]
+        if len(run) > self._left:
+            run = run[: int(self._left)]
+            self._begun[place] = done + len(run)
+            self._before = self._reader.position(secured=False, finished=False)
+            # It is behind the position, but a crash must not lose it either.
+            self._reader.position()
+        return run
+
+    def _reached(self, reader: CommittedReader) -> Position:
+        """Return the position behind what was read."""
+        value = plain_checkpoint(self._before or reader.position(secured=False))
+        if self._begun:
+            value["begun"] = [[*place, done] for place, done in self._begun.items()]
+        return Position(value)
+
     @property
     def _over(self) -> bool:
-        return any(n >= most for n, most in zip(self._since, self._most, strict=True))
+        bounds = zip(self._since, self._most, strict=True)
+        return not self._left or any(n >= most for n, most in bounds)
 
     def _checkpoint(self, value: Any) -> Checkpoint:  # noqa: ANN401 - any JSON
+        return self._parsed(checkpoint_of, value)
+
+    def _parsed(self, parse: Callable[[Any], T], value: object) -> T:
         try:
-            return checkpoint_of(value)
+            return parse(value)
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise SourceFailed(
                 f"stage {self.name}: the recorded position is not a journal position"
@@ -310,6 +356,11 @@ class JournalSource(Source):
 def _raise(error: FrameError | JournalDamaged) -> None:
     """Make the reader raise an error where it skips damage."""
     raise error
+
+
+def begun_in(position: Any) -> dict[tuple[str, int], int]:  # noqa: ANN401 - JSON
+    """Return how many messages of divided frames were read, by journal and offset."""
+    return {(journal, at): done for journal, at, done in position.get("begun", ())}
 
 
 def messages_of(message: object) -> Run:

@@ -141,6 +141,7 @@ class Pipeline(Runner):
         self._judged_of = judged_of
         self._note = note
         self._left = math.inf if limit is None else limit  # messages to extract
+        self._cuts_off = limit is not None and not source.limit(limit)
         self.when_begun: Callable[[], Awaitable[None]] | None = None
         self._scope: anyio.CancelScope
         self._extracting: anyio.CancelScope | None = None
@@ -315,7 +316,8 @@ class Pipeline(Runner):
                         except anyio.BrokenResourceError:
                             return  # the run has failed, or was cancelled
                     self._move(account)
-                    if self._extracting.cancel_called or not self._left:
+                    over = self._cuts_off and not self._left
+                    if self._extracting.cancel_called or over:
                         break
             read_on = not self._drained and self._left > 0
             self._exhausted = read_on and self._comes_whole

@@ -311,15 +311,20 @@ def test_part_of_the_input_passes_the_edge(etlstage: Etlstage, tmp_path: Path) -
 def test_limit_is_that_of_the_part_that_runs_first(
     etlstage: Etlstage, tmp_path: Path
 ) -> None:
-    """Of what waits, too, only so many messages are read (issue 26)."""
+    """Of what waits, too, only so many are read, each once (issue 24)."""
     pipeline(tmp_path, [str(n) for n in range(100)])
     plainly = ("--set", "delivery=at-least-once")
-    for option, limit in (("before", "10"), ("behind", "6")):
+    for option, limit, counts in (
+        ("before", "10", "10 appended, 0 read, 10 wait"),
+        ("behind", "6", "0 appended, 6 read, 4 wait"),
+        ("behind", "3", "0 appended, 3 read, 1 wait"),
+        ("behind", "3", "0 appended, 1 read, 0 wait"),
+    ):
         words = f"--only-{option}", "translate", "--limit", limit
         done = etlstage("run", "p.yaml", *words, *plainly)
         assert done.returncode == 0, done.stderr
-    assert "edge translate -> polish: 0 appended, 6 read, 10 wait" in done.stdout
-    assert len(loaded(tmp_path)) == 6
+        assert f"edge translate -> polish: {counts}" in done.stdout
+    assert loaded(tmp_path) == [str(n) for n in range(10)]
 
 
 def check_kills(

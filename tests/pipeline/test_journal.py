@@ -69,10 +69,12 @@ async def once(
         return await made.run()
 
 
-async def plainly(source: Source, sink: Sink, state: Path | None = None) -> Report:
+async def plainly(
+    source: Source, sink: Sink, state: Path | None = None, limit: int | None = None
+) -> Report:
     """Run with at-least-once delivery, or without a state; expect success."""
     delivery = None if state is None else Delivery(state)
-    made = Pipeline(name="p", source=source, sink=sink, delivery=delivery)
+    made = Pipeline(name="p", source=source, sink=sink, delivery=delivery, limit=limit)
     with anyio.fail_after(HANG):
         report = await made.run()
     assert report.error is None, report.error
@@ -87,6 +89,23 @@ def committed(path: Path, **settings: object) -> list[bytes]:
             assert isinstance(envelope.message, RunMessage)
             found.setdefault(envelope.journal, []).extend(envelope.message.run)
     return [message for name in sorted(found) for message in found[name]]
+
+
+def in_transactions(path: Path, runs: list[int]) -> list[bytes]:
+    """Append two transactions of runs of so many messages; return the messages."""
+    wanted: list[bytes] = []
+    with Journals.open(path, partitions=2, content_type=RUN) as journals:
+        specs = journals.partitions()
+        for half in (0, 1):
+            targets = cycle((spec.name, RUN) for spec in specs)
+            publisher = Publisher(journals, mapping=partial(_next, targets))
+            for n, count in enumerate(runs):
+                run = [b"%d-%d-%d" % (half, n, m) for m in range(count)]
+                publisher.publish_uncommitted(RunMessage(run))
+                wanted += run
+            for intent in publisher.build_ack_intents():
+                journals.append(intent.journal, intent.intent)
+    return wanted
 
 
 def counting(step: str, number: int) -> Callable[[str], None]:
@@ -176,7 +195,6 @@ def test_each_message_is_read_once_wherever_a_run_breaks_off(
     *, runs: list[int], crashes: list[tuple[str, int]], bound: int
 ) -> None:
     """Even in the middle of the writer's transaction."""
-    wanted: list[bytes] = []
 
     async def all_runs(folder: Path) -> None:
         for step, number in [*crashes, ("never", 1)]:
@@ -190,17 +208,7 @@ def test_each_message_is_read_once_wherever_a_run_breaks_off(
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
-        with Journals.open(path / "in", partitions=2, content_type=RUN) as journals:
-            specs = journals.partitions()
-            for half in (0, 1):
-                targets = cycle((spec.name, RUN) for spec in specs)
-                publisher = Publisher(journals, mapping=partial(_next, targets))
-                for n, count in enumerate(runs):
-                    run = [b"%d-%d-%d" % (half, n, m) for m in range(count)]
-                    publisher.publish_uncommitted(RunMessage(run))
-                    wanted += run
-                for intent in publisher.build_ack_intents():
-                    journals.append(intent.journal, intent.intent)
+        wanted = in_transactions(path / "in", runs)
         anyio.run(all_runs, path)
         assert sorted(committed(path / "out")) == sorted(wanted)
         with Journals.open(path / "in") as journals:
@@ -234,6 +242,32 @@ async def test_without_a_state_the_name_has_where_to_go_on(tmp_path: Path) -> No
             await plainly(JournalSource(path, reader=reader), sink)
             seen.append(sink.messages)
     assert seen == [[b"a"], [b"a"], [b"b"], [b"a", b"b"]]
+
+
+@given(
+    runs=st.lists(st.integers(1, 4), min_size=1, max_size=6),
+    limits=st.lists(st.integers(1, 5), min_size=1, max_size=4),
+)
+@example(runs=[3, 1], limits=[1, 1, 3, 9])
+@settings(deadline=None, max_examples=30)
+def test_limited_runs_read_on_where_they_stopped(
+    *, runs: list[int], limits: list[int]
+) -> None:
+    """Each message is loaded once, though a limit may divide a run (issue 24)."""
+
+    async def check(path: Path, wanted: list[bytes]) -> None:
+        seen: list[bytes] = []
+        for limit in [*limits, len(wanted)]:
+            sink = MemorySink()
+            source = JournalSource(path / "in", reader="r")
+            await plainly(source, sink, path / "state", limit)
+            assert len(sink.messages) == min(limit, len(wanted) - len(seen))
+            seen += sink.messages
+        assert sorted(seen) == sorted(wanted)
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder)
+        anyio.run(check, path, in_transactions(path / "in", runs))
 
 
 @pytest.mark.parametrize("exactly_once", [True, False])
@@ -665,7 +699,16 @@ def test_record_of_something_else_is_refused(intents: object) -> None:
         JournalSink(Path("set")).begin(_epochs(intents))
 
 
-@pytest.mark.parametrize("position", [7, {}, {"offsets": {}, "states": [1]}, None])
+@pytest.mark.parametrize(
+    "position",
+    [
+        7,
+        {},
+        {"offsets": {}, "states": [1]},
+        {"offsets": {}, "states": [], "begun": [1]},
+        None,
+    ],
+)
 def test_position_of_something_else_is_refused(position: object) -> None:
     """The error comes before anything is read."""
     with pytest.raises(SourceFailed, match="state reset"):
