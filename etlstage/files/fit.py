@@ -65,7 +65,7 @@ _WIDE: Final = Context(prec=_DIGITS + 1)  # one more, for rounding up
 _LARGEST: Final = float.fromhex("0x1.fffffep+127")  # of float32
 _BLOCK: Final = 1 << 20
 _MOST: Final = (1 << 31) - 1  # most bytes that Arrow reads as one block
-_WORDS: Final = (b"NaN", b"Infinity")  # numbers for Arrow, but not in JSON
+_WORDS: Final = (b"NaN", b"Inf")  # begin what only Arrow takes for numbers
 # Python parses no deeper than its stack is, and no integers longer than its limit, which
 # can't be lower than 640 digits.
 _DEEP: Final = 500

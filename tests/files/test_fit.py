@@ -94,6 +94,8 @@ def test_field_without_a_column_is_any_number() -> None:
         ("NaN", False),
         ("-Infinity", False),
         ("[Infinity]", False),
+        ("Inf", False),
+        ('{"y":[-Inf]}', False),
         ('"NaN is no number, and Infinity neither"', True),
         ("9" * 4300, True),
         ("9" * 4301, False),
