@@ -211,6 +211,8 @@ def _found(check: _Check, document: Any) -> str:
         return check(document)
     except RecursionError:
         return "is nested too deeply to be checked"
+    except OverflowError:
+        return "has a number too large to be checked"
 
 
 def _where_check(text: str) -> _Check:

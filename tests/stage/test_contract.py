@@ -126,6 +126,15 @@ def test_output_too_deep_to_be_checked(
     )
 
 
+def test_number_too_large_to_be_checked() -> None:
+    """Such an output breaks the promise; the run goes on (issue 26)."""
+    checker = Checker(ReplyContract(schema={"multipleOf": 0.1}))
+    assert str(checker([b"1" + b"0" * 400])) == (
+        "breaks expect.schema: output 1 has a number too large to be checked"
+    )
+    assert not checker.allows(10**400)
+
+
 def test_document_too_deep_to_be_checked() -> None:
     """It does not meet the condition (issue 26)."""
     deep: list[object] = []
