@@ -23,6 +23,7 @@ from etlstage.files.fit import arrow_type, is_kept, reader_of
 from etlstage.files.format import LineFormat, Where, decoded
 from etlstage.files.lines import BLANKS, FileLines, Unreadable
 from etlstage.messages import counted
+from etlstage.pipeline.invalid import Fraction
 from etlstage.settings.ddl import Type
 
 __all__ = ("CsvFormat", "parsed", "separator")
@@ -279,7 +280,7 @@ def _cell_reader(kind: Type) -> Callable[[str], Any]:
                 return float(text)
             if _WHOLE.fullmatch(text) and not is_kept(int(text), kind):
                 raise ValueError(text)
-            value = float(text)
+            value = Fraction.of(text)
         elif kind.name == "boolean":
             value = {"true": True, "false": False}.get(text.lower(), text)
         try:

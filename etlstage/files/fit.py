@@ -171,8 +171,12 @@ class Fitting:
         scalars = _STRICT if strict else _SCALARS
         self._readers = [reader_of(column.type, scalars) for column in self._columns]
         self._quick = _quick_schema(self._columns)
-        # A decimal has all digits of its number.
-        self._exact = any("decimal" in str(column.type) for column in self._columns)
+        # These have a number as it is written.
+        self._exact = any(
+            kind in str(column.type)
+            for column in self._columns
+            for kind in ("decimal", "float")
+        )
 
     def rows(self, messages: pa.ChunkedArray) -> Rows:
         """Return the rows of messages, and why the others do not fit."""
@@ -545,6 +549,17 @@ def _double(value: object, limit: float = math.inf) -> float:
     return number
 
 
+def _single(value: object) -> float:
+    """Return a number whose rounding to 32 bits is that of the number as written."""
+    number = _double(value, _FLOAT)
+    exact = Decimal(value.literal) if isinstance(value, Fraction) and number else value
+    # Rounded to odd, as one that is halfway between two floats has lost its direction.
+    if exact != number and math.ldexp(math.frexp(number)[0], 53) % 2 == 0:
+        assert isinstance(exact, int | Decimal)
+        return math.nextafter(number, math.inf if exact > number else -math.inf)
+    return number
+
+
 def _string(value: object) -> str:
     text: str = _of(str, value)
     try:
@@ -608,7 +623,7 @@ def _binary(value: object) -> bytes:
 # The least number that a 32-bit float rounds to infinity.
 _FLOAT: Final = 3.4028235677973366e38
 _SCALARS: Final[Mapping[str, Read]] = {
-    "float": lambda value: _double(value, _FLOAT),
+    "float": _single,
     "double": _double,
     "boolean": lambda value: _of(bool, value),
     "string": _string,

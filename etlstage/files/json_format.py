@@ -50,7 +50,7 @@ class JsonFormat(LineFormat):
         self._literal = any(
             kind in expected
             for *_, expected in self._readers
-            for kind in ("decimal", "string")
+            for kind in ("decimal", "float", "string")
         )
 
     def _table(self, data: bytes, lines: FileLines) -> pa.Table:

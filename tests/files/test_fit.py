@@ -117,6 +117,30 @@ def test_field_without_a_column_is_json(value: str, *, fits: bool) -> None:
         assert found == one_by_one
 
 
+@pytest.mark.parametrize(
+    ("value", "wanted"),
+    [
+        ("16777217.0000000001", 16777218.0),
+        ("16777216.9999999999", 16777216.0),
+        ("-16777217.0000000001", -16777218.0),
+        ("16777218.9999999999", 16777218.0),
+        ("16777217.0", 16777216.0),
+        ("9007199791611904", 9007199254740992.0),
+        ("9007199791611905", 9007200328482816.0),
+        ("0.1", 0.10000000149011612),
+        ("1e-50", 0.0),
+        ("0e-99999999999999999999", 0.0),
+    ],
+)
+def test_float_is_rounded_once(value: str, wanted: float) -> None:
+    """A number is the nearest of 32 bits, beside any other message (issue 23)."""
+    fitting = Fitting("f float, a array<float>")
+    message = f'{{"f":{value},"a":[{value}]}}'.encode()
+    for beside in ([], [b"[]"]):
+        found = rows_of(fitting, message, *beside)
+        assert found.table.to_pylist() == [{"f": wanted, "a": [wanted]}]
+
+
 def test_key_of_a_map_that_is_no_text() -> None:
     """A half of a surrogate pair is none, as in a value (issue 23)."""
     message = b'{"m":{"\\ud800":1}}'

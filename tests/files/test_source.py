@@ -558,6 +558,7 @@ async def test_integer_that_a_float_does_not_have(
         ("123456790", "float", "1.2345679E8"),
         ("-123456792", "float", "-1.2345679E8"),
         ("0.1", "float", "0.1"),
+        ("16777217.0000000001", "float", "1.6777218E7"),
     ],
 )
 async def test_number_that_a_float_has(
