@@ -32,7 +32,7 @@ class ParquetFormat(Format):
         elif self._files:
             with self._opened(self._files[0]) as found:
                 fields = [
-                    (field.name, _instant(field.type) if old else field.type)
+                    (field.name, _instant(field.type) if old else _plain(field.type))
                     for field, old in zip(found.schema_arrow, _olds(found), strict=True)
                 ]
             self._schema = pa.schema(fields)
@@ -114,6 +114,7 @@ class ParquetFormat(Format):
 
 def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
     """Return values of another type; raises ValueError if one would be changed."""
+    column = column.cast(_plain(column.type, kind))
     both = pt.is_timestamp(kind) and pt.is_timestamp(column.type)
     if both and (column.type.tz is None) != (kind.tz is None):
         raise ValueError(
@@ -130,6 +131,29 @@ def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
     if not again.equals(column) and repr(again.to_pylist()) != repr(column.to_pylist()):
         raise ValueError("a value would be changed")
     return made
+
+
+def _plain(old: pa.DataType, new: pa.DataType | None = None) -> pa.DataType:
+    """
+    Return a type that has the same values, but in no particular encoding.
+
+    At any depth, nulls without a type get that of the same place in ``new``.
+    """
+    if pt.is_null(old):
+        return old if new is None else new
+    if pt.is_dictionary(old):
+        return old.value_type
+    if pt.is_string_view(old):
+        return pa.string()
+    if pt.is_binary_view(old):
+        return pa.binary()
+    news = {} if new is None else _inner(new)
+    inner = {name: _plain(kind, news.get(name)) for name, kind in _inner(old).items()}
+    if pt.is_struct(old):
+        return pa.struct([field.with_type(inner[field.name]) for field in old])
+    if pt.is_map(old):
+        return pa.map_(inner["key"], inner["value"])
+    return pa.list_(inner["element"]) if pt.is_list(old) else old
 
 
 def _check_times(old: pa.DataType, new: pa.DataType) -> None:

@@ -514,6 +514,53 @@ async def test_parquet_instant_within_a_value(tmp_path: Path) -> None:
     assert datetime.fromisoformat(json.loads(message)["a"][0]).timestamp() == 0
 
 
+@pytest.mark.parametrize(
+    ("values", "wanted", "found"),
+    [
+        (pa.nulls(1), "bigint", "null"),
+        (pa.nulls(1), "date", "null"),
+        (pa.array([[None]]), "array<double>", "[null]"),
+        (pa.array([{"b": None}]), "struct<b: int>", '{"b":null}'),
+        (
+            pa.array([[("k", None)]], pa.map_(pa.string(), pa.null())),
+            "map<string, date>",
+            '{"k":null}',
+        ),
+    ],
+    ids=lambda value: str(getattr(value, "type", value)),
+)
+async def test_parquet_column_of_nulls_has_any_type(
+    tmp_path: Path, values: pa.Array, wanted: str, found: str
+) -> None:
+    """A writer that saw no other value could not know the type (issue 23)."""
+    pq.write_table(pa.table({"a": values}), tmp_path / "f")
+    source = FileSource(str(tmp_path), "parquet", schema=f"a {wanted}, b int")
+    assert await messages_of(source) == [f'{{"a":{found},"b":null}}'.encode()]
+
+
+@pytest.mark.parametrize(
+    ("kind", "wanted", "found"),
+    [
+        (pa.dictionary(pa.int32(), pa.string()), "date", '"2026-11-30"'),
+        (pa.string_view(), "date", '"2026-11-30"'),
+        (pa.binary_view(), "binary", '"MjAyNi0xMS0zMA=="'),
+    ],
+    ids=str,
+)
+async def test_parquet_text_in_any_encoding(
+    tmp_path: Path, kind: pa.DataType, wanted: str, found: str
+) -> None:
+    """Such as a categorical column of pandas, also within another (issue 23)."""
+    values = pa.array(["2026-11-30"], kind)
+    items = pa.ListArray.from_arrays(pa.array([0, 1], pa.int32()), values)
+    pq.write_table(pa.table({"a": values, "b": items}), tmp_path / "f")
+    schema = f"a {wanted}, b array<{wanted}>"
+    source = FileSource(str(tmp_path), "parquet", schema=schema)
+    assert await messages_of(source) == [f'{{"a":{found},"b":[{found}]}}'.encode()]
+    source = FileSource(str(tmp_path), "parquet", message="a")
+    assert await messages_of(source) == [b"2026-11-30"]
+
+
 async def test_parquet_is_read_as_another_type(tmp_path: Path) -> None:
     """If that has all of the values."""
     columns = {"a": pa.array([0.5, float("nan")]), "b": pa.array([1, None], pa.int8())}
