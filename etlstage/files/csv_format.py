@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from etlstage.columns import array_of
 from etlstage.files.find import InputFile, partition_columns
 from etlstage.files.fit import arrow_type, is_kept, reader_of
-from etlstage.files.format import LineFormat, Where, decoded
+from etlstage.files.format import LineFormat, Where, decoded, without_columns
 from etlstage.files.lines import BLANKS, FileLines, Unreadable
 from etlstage.messages import counted
 from etlstage.pipeline.invalid import Fraction
@@ -61,7 +61,7 @@ class CsvFormat(LineFormat):
         if self._columns is not None:
             # As with Spark, the cells are those of the other columns.
             by = partition_columns(self._files, self._columns)
-            self._columns = [c for c in self._columns if c not in by] or self._columns
+            self._columns = [c for c in self._columns if c not in by]
         self._names = self._named()
 
     def _named(self) -> list[str]:
@@ -106,6 +106,9 @@ class CsvFormat(LineFormat):
             skipped = data.count(b"\n", 0, end)
             self._check_header(data[:end].strip(BLANKS), lines, skipped - 1)
             data = data[end:]
+
+        if self._columns == []:
+            return without_columns(sum(1 for _ in _filled(data)))
 
         def place(index: int) -> str:
             return lines.place(skipped + index)

@@ -14,11 +14,12 @@ from typing import NamedTuple, TypeAlias
 
 import pyarrow as pa
 
+from etlstage.columns import array_of
 from etlstage.files.find import InputFile
 from etlstage.files.lines import FileLines, Unreadable
 from etlstage.settings.ddl import columns_of
 
-__all__ = ("Chunk", "Format", "LineFormat", "Where", "decoded")
+__all__ = ("Chunk", "Format", "LineFormat", "Where", "decoded", "without_columns")
 
 Where: TypeAlias = Callable[[], str]
 """Returns the place of a line; called for an error only, as it may have to count."""
@@ -79,6 +80,11 @@ class LineFormat(Format):
 
     def _place(self, _lines: FileLines) -> Callable[[int], str] | None:
         return None
+
+
+def without_columns(rows: int) -> pa.Table:
+    """Return a table of so many rows; one that is made of no columns has no rows."""
+    return pa.Table.from_struct_array(array_of([{}] * rows, pa.struct([])))
 
 
 def decoded(line: bytes, where: Where) -> str:

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from etlstage.columns import array_of
 from etlstage.files.fit import Read, arrow_type, has_bits, is_kept, reader_of
-from etlstage.files.format import LineFormat, Where
+from etlstage.files.format import LineFormat, Where, without_columns
 from etlstage.files.lines import FileLines, Unreadable
 from etlstage.pipeline.invalid import Fraction, kind_of, loaded
 from etlstage.settings.ddl import DeclaredColumn, Type
@@ -56,8 +56,7 @@ class JsonFormat(LineFormat):
     def _table(self, data: bytes, lines: FileLines) -> pa.Table:
         rows = list(_objects(data, lines, literal=self._literal))
         if not self._readers:
-            # A table that is made of no columns has no rows.
-            return pa.Table.from_struct_array(array_of([{}] * len(rows), pa.struct([])))
+            return without_columns(len(rows))
         columns = [
             array_of(list(self._values(name, read, expected, rows)), kind)
             for name, kind, read, expected in self._readers

@@ -1005,6 +1005,23 @@ async def test_cells_are_not_those_of_partitions(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("kind", "text", "options"),
+    [
+        ("csv", 'x,"a""b"\n \n2\n', {}),
+        ("csv", "\na,b\nx,y\n1\n", {"header": "true"}),
+        ("json", '{"a":1}\n\n{}\n', {}),
+    ],
+)
+async def test_schema_of_partitions_only(
+    tmp_path: Path, kind: str, text: str, options: dict[str, str]
+) -> None:
+    """Each line that is not blank is a row, as with Spark (issue 23)."""
+    partitioned(tmp_path, "p=7", text=text)
+    source = FileSource(str(tmp_path), kind, schema="p int", options=options)
+    assert await messages_of(source) == [b'{"p":7}'] * 2
+
+
+@pytest.mark.parametrize(
     ("folder", "columns"),
     [
         ("a=1/a=2", "'a' repeats 'a'"),
