@@ -126,7 +126,7 @@ class Claim:
 
     def __init__(self, path: Path) -> None:
         folder = Path(tempfile.gettempdir(), f"etlstage-outputs-{os.geteuid()}")
-        self._path = folder / sha256(str(path.resolve()).encode()).hexdigest()[:32]
+        self._path = folder / sha256(os.fsencode(path.resolve())).hexdigest()[:32]
         self._stack = ExitStack()
 
     def take(self) -> Holder | None:

@@ -54,6 +54,16 @@ def test_lock_that_its_holder_has_just_removed(
     claim.release()
 
 
+@pytest.mark.usefixtures("temporary")
+def test_output_whose_path_is_not_utf8(tmp_path: Path) -> None:
+    """It is claimed as any other (issue 23)."""
+    path = tmp_path / os.fsdecode(b"out\xff")
+    claim = Claim(path)
+    assert claim.take() is None
+    assert Claim(path).take() is not None
+    claim.release()
+
+
 def test_folder_of_locks_that_others_may_write_to(
     tmp_path: Path, temporary: Path
 ) -> None:
