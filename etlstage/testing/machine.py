@@ -30,7 +30,7 @@ from etlstage.testing.conversation import WorkerUnderTest
 from etlstage.testing.factories import Tested, stage_of
 from etlstage.testing.fault import FaultPlan
 from etlstage.testing.faulty.wire import FaultyLaunch
-from etlstage.testing.fuzzing.oracle import Oracles, compare
+from etlstage.testing.fuzzing.oracle import Oracles, compare, end
 from etlstage.testing.fuzzing.steps import Step
 from etlstage.testing.replies import Reply
 from etlstage.testing.strategies import batches
@@ -76,8 +76,8 @@ def given_worker(
     Raises:
         TypeError: If the test does not take both ``messages`` and ``replies``, or is a
             coroutine function.
-        WorkerMisbehaved: By the test, if the worker breaks the protocol, or a reply
-            breaks the stage's ``expect``.
+        WorkerMisbehaved: By the test, if the worker breaks the protocol, a reply breaks
+            the stage's ``expect``, or the worker does not exit cleanly.
         WorkerStartFailed: By the test, if the program can't be run.
 
     """
@@ -95,7 +95,7 @@ def given_worker(
             replies = await worker.exchange(asked)
             worker.examine_contract(replies)
             await compare(start, worker, [(Step(asked), replies)], Oracles())
-            await worker.close()
+            await end(worker)
         return replies
 
     def decorate(test: Callable[..., _Returned]) -> Test:

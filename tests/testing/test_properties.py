@@ -117,6 +117,21 @@ def test_worker_that_writes_more_at_its_end() -> None:
         test_nothing()
 
 
+def test_worker_that_exits_with_a_failure_status() -> None:
+    """Each example requires a clean exit, even if all was answered (issue 26)."""
+
+    async def fails(worker: ScriptedWorker) -> int:
+        await clumsy(worker)
+        return 3
+
+    @given_worker(fails, settings=FEW, messages=st.just([b"x"]))
+    def test_nothing(messages: list[bytes], replies: list[Reply]) -> None:
+        raise AssertionError("unreachable: it has failed by now")
+
+    with pytest.raises(WorkerMisbehaved, match="status 3 at the end of its input"):
+        test_nothing()
+
+
 def test_worker_that_takes_too_long() -> None:
     """The test sets the time limit (issue 12)."""
 
