@@ -19,7 +19,6 @@ import hypothesis
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from etlstage import worker
 from etlstage.errors import EtlstageError, WorkerRefusal
 from etlstage.messages import Result
 from etlstage.protocol.base import Shape
@@ -30,7 +29,7 @@ from etlstage.testing.conversation import WorkerUnderTest
 from etlstage.testing.factories import Tested, stage_of
 from etlstage.testing.fault import FaultPlan
 from etlstage.testing.faulty.wire import FaultyLaunch
-from etlstage.testing.fuzzing.oracle import Oracles, compare, end
+from etlstage.testing.fuzzing.oracle import Oracles, compare, end, modelled
 from etlstage.testing.fuzzing.steps import Step
 from etlstage.testing.replies import Reply
 from etlstage.testing.strategies import batches
@@ -131,7 +130,6 @@ def given_worker(
 
 T = TypeVar("T")
 Entered = TypeVar("Entered", bound=AbstractAsyncContextManager[Any])
-Expected: TypeAlias = list[bytes] | worker.Refuse
 
 _TIMEOUT: Final = 60.0  # seconds for one step
 _PATIENT: Final[Mapping[str, Any]] = {
@@ -283,7 +281,7 @@ class WorkerMachine(RuleBasedStateMachine):
         if (
             whole
             and self._stage.dialect.shape is Shape.BATCH
-            and isinstance(expected, list)
+            and expected.refused is None
         ):
             assert self._agree(expected, results), _difference(expected, results)
         else:
@@ -298,26 +296,27 @@ class WorkerMachine(RuleBasedStateMachine):
             for n in range(1, len(results) + 1)
         )
 
-    def _agree(self, expected: Expected, results: Sequence[Result]) -> bool:
+    def _agree(self, expected: Reply, results: Sequence[Result]) -> bool:
         """Return whether results of an exchange agree; its last one has the outputs."""
         errors = [result.error for result in results if result.error is not None]
         if errors and len(results) == 1 and self.faults is not None:
             return True
-        if isinstance(expected, worker.Refuse):
+        if expected.refused is not None:
             # A batch is halved until the offending message is refused alone.
             return len(results) == 1 and isinstance(results[0].error, WorkerRefusal)
         outputs = [result.outputs for result in results]
-        wanted = [()] * (len(results) - 1) + [tuple(expected)] * bool(results)
+        wanted = [()] * (len(results) - 1) + [expected.outputs] * bool(results)
         return outputs == wanted and not errors
 
-    def _expected(self, asked: bytes | list[bytes]) -> Expected:
-        (expected,) = worker.run(self.model, [asked], on_error="exit")
-        return expected
+    def _expected(self, asked: bytes | list[bytes]) -> Reply:
+        return modelled(self._stage.dialect, self.model, asked)
 
 
-def _difference(expected: Expected, results: Sequence[Result]) -> str:
+def _difference(expected: Reply, results: Sequence[Result]) -> str:
     shown = [(r.message, str(r.error) if r.error else r.outputs) for r in results]
-    return f"the model returned {expected!r}, the workers {shown!r}"
+    why = expected.refused
+    returned = f"{[*expected.outputs]!r}" if why is None else f"a refusal ({why})"
+    return f"the model returned {returned}, the workers {shown!r}"
 
 
 class _Watched:

@@ -10,7 +10,7 @@ import pytest
 from etlstage import worker as sdk
 from etlstage.errors import ConfigError
 from etlstage.messages import StageKind
-from etlstage.protocol.marker import Mode
+from etlstage.protocol.marker import Markers, Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import Stage
 from etlstage.testing import (
@@ -49,7 +49,8 @@ def found(
 ) -> tuple[FailureKind, str] | None:
     """Return the kind and the text of the failure that is found, if there is one."""
     dialect = MarkerDialect(mode=Mode.BATCH_SUPERVISOR if batches else Mode.SINGLE)
-    made = Stage(name="w", worker=("w",), dialect=dialect, **(stage or {}))
+    given = {"dialect": dialect, **(stage or {})}
+    made = Stage(name="w", worker=("w",), **given)
     launch = ScriptedLaunch(script)
 
     def start() -> WorkerUnderTest:
@@ -207,6 +208,19 @@ def test_model() -> None:
     assert found(echo, AB, model=model) == (FailureKind.MODEL, said)
     answer = batched(lambda messages: messages[:1])
     assert found(answer, AB, batches=True, model=f"{__name__}:first") is None
+
+
+def test_model_has_the_markers_of_the_stage() -> None:
+    """Its messages and outputs may contain the usual ones, as the worker's (issue 26)."""
+    words = Markers(b"EOM", b"EOP", b"EOB", b"BNC", None)
+    own = {"dialect": MarkerDialect(markers=words)}
+    lines = Step((b"1\n2\0",))
+    assert found(echo, lines, model=f"{__name__}:same", stage=own) is None
+    judged = found(echo, B, model=f"{__name__}:same", stage=own)
+    assert judged == (
+        FailureKind.MODEL,
+        "gave [b'b'] for b'b', but a refusal in the model",
+    )
 
 
 def test_model_of_a_load_worker() -> None:

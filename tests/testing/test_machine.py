@@ -13,7 +13,8 @@ from hypothesis.stateful import rule, run_state_machine_as_test
 
 from etlstage import worker as sdk
 from etlstage.errors import StageError
-from etlstage.protocol.marker import Mode
+from etlstage.messages import StageKind
+from etlstage.protocol.marker import Markers, Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import BatchPolicy
 from etlstage.testing import (
@@ -132,6 +133,26 @@ class Knowing(WorkerMachine):
         assert result.outputs == expected
 
 
+async def echoes(worker: ScriptedWorker) -> None:
+    """Return each message, whatever its markers."""
+    async for message in worker.messages():
+        await worker.reply(message)
+
+
+class Lines(WorkerMachine):
+    """Messages and outputs with the usual markers in them, as the stage has others."""
+
+    tested = echoes
+    options = {  # noqa: RUF012
+        "dialect": MarkerDialect(markers=Markers(b"EOM", b"EOP", b"EOB", b"BNC", None))
+    }
+    messages = st.just([b"1\n2\0"])
+
+    def model(self, asked: bytes) -> Iterable[bytes]:
+        """Return what the script replies."""
+        return [asked]
+
+
 class Wrong(Remembering):
     """The wrong model, with faults, which are no excuse for a wrong reply."""
 
@@ -142,6 +163,47 @@ class Wrong(Remembering):
 def test_stage_that_does_as_its_model(machine: type[WorkerMachine]) -> None:
     """Kills of its workers don't change that (issue 12)."""
     run_state_machine_as_test(machine, settings=FEW)
+
+
+def test_model_has_the_markers_of_the_stage() -> None:
+    """Its messages and outputs may contain the usual ones (issue 26)."""
+    run_state_machine_as_test(Lines, settings=FEW)
+
+
+async def stores(worker: ScriptedWorker) -> None:
+    """Load each message."""
+    async for _ in worker.messages():
+        await worker.reply()
+
+
+class Loading(Remembering):
+    """A load stage, whose model returns the outputs of any: none."""
+
+    tested = stores
+    options = {"kind": StageKind.LOAD}  # noqa: RUF012
+
+    def model(self, asked: bytes) -> Iterable[bytes]:
+        """Return what a load worker writes."""
+        return []
+
+
+def test_load_stage_that_does_as_its_model() -> None:
+    """The model returns no outputs, rather than nothing (issue 26)."""
+    run_state_machine_as_test(Loading, settings=FEW)
+
+
+class Forbidding(Remembering):
+    """The script, with a model that refuses everything."""
+
+    def model(self, asked: bytes) -> Iterable[bytes]:
+        """Refuse any message."""
+        raise sdk.Refuse("no")
+
+
+def test_model_that_refuses_what_the_worker_answers() -> None:
+    """The failure has the model's reason, and the worker's reply (issue 26)."""
+    with pytest.raises(AssertionError, match=r"the model returned a refusal \(no\), "):
+        run_state_machine_as_test(Forbidding, settings=MANY)
 
 
 @pytest.mark.parametrize("machine", [Remembering, Wrong])

@@ -55,6 +55,7 @@ __all__ = (
     "fail",
     "judge",
     "model_of",
+    "modelled",
     "named",
     "verify",
 )
@@ -463,12 +464,14 @@ def _follow(
     *,
     batches: bool,
 ) -> None:
+    stage = worker.stage
+    loads = stage.kind is StageKind.LOAD
     for step, replies in exchanged:
         if not batches and len(step.messages) != 1:
             continue  # no stage opens such a session
         asked = [*step.messages] if batches else step.messages[0]
         try:
-            wanted = _modelled(worker, model, asked)
+            wanted = modelled(stage.dialect, model, asked, loads=loads)
         except Exception as error:
             text = f"the model failed for {_asked(step)}: {error!r}"
             raise ConfigError(text) from error
@@ -476,24 +479,43 @@ def _follow(
             _differ(worker, FailureKind.MODEL, step, replies, [wanted], "in the model")
 
 
-def _modelled(
-    worker: UnderTest,
+def modelled(
+    dialect: Dialect,
     model: Callable[..., Iterable[bytes] | None],
     asked: bytes | list[bytes],
+    *,
+    loads: bool = False,
 ) -> Reply:
+    """
+    Return the reply of a worker's model.
+
+    Args:
+        dialect: The dialect of the worker.
+        model: Returns the outputs.
+        asked: A message; in a stage with batches, a list of them.
+        loads: Whether the model is a load function, which returns None.
+
+    Raises:
+        InvalidMessage: If an output can't be written with the dialect's markers.
+        TypeError: If the model returns something else.
+
+    """
     from etlstage import worker as sdk  # only this needs it
 
-    if worker.stage.dialect.connection is not None:
-        try:
+    try:
+        if dialect.connection is not None:
             return Reply((*(model(asked) or ()),))  # no markers: any outputs will do
-        except sdk.Refuse as no:
-            return Reply((), str(no))
-    loads = worker.stage.kind is StageKind.LOAD
-    (result,) = sdk.run(
-        model, [asked], kind="load" if loads else "transform", on_error="exit"
-    )
-    if isinstance(result, sdk.Refuse):
-        return Reply((), str(result))
+        (result,) = sdk.run(
+            model,
+            [asked],
+            kind="load" if loads else "transform",
+            on_error="exit",
+            markers=getattr(dialect, "markers", None),
+        )
+        if isinstance(result, sdk.Refuse):
+            raise result
+    except sdk.Refuse as no:  # sdk.run raises it, too, if there is no marker err
+        return Reply((), str(no))
     return Reply((*result,))
 
 
