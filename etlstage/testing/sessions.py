@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import ClassVar, Final
+from typing import ClassVar
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -29,8 +29,6 @@ from etlstage.testing.machine import Held
 from etlstage.worker.refusal import Refuse
 
 __all__ = ("SessionMachine", "chunks")
-
-_EVENT: Final = "transform"
 
 
 def chunks() -> st.SearchStrategy[bytes]:
@@ -102,9 +100,7 @@ class SessionMachine(RuleBasedStateMachine):
         self._last += gap
         given = data.draw(st.lists(self.chunks, max_size=2), label="chunks")
         self._open[self._last] = given
-        self._say(
-            Opened(self._last, list(given), each=False, ended=False, event=_EVENT)
-        )
+        self._say(Opened(self._last, list(given), each=False, ended=False))
 
     @precondition(lambda self: self._open)
     @rule(data=st.data())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import run_state_machine_as_test
 
 from etlstage import worker as sdk
+from etlstage.messages import StageKind
 from etlstage.protocol.base import Limits, Side
 from etlstage.protocol.cocaine import CocaineVersion
 from etlstage.protocol.cocaine.settings import CocaineDialect
@@ -21,6 +23,7 @@ from etlstage.protocol.events import (
     Opened,
     Ready,
 )
+from etlstage.stage import Stage
 from etlstage.testing import ScriptedWorker, SessionMachine
 from etlstage.testing.conversation import WorkerMisbehaved
 from etlstage.testing.fuzzing.fuzz import session_cases
@@ -41,6 +44,15 @@ MANY: Final = settings(
     phases=[Phase.generate, Phase.shrink],
     report_multiple_bugs=False,
 )
+LOADS: Final = """
+from etlstage.worker import cocaine
+
+def load(request, response):
+    for _ in request:
+        pass
+
+cocaine.run({"load": load})
+"""
 VERSIONS: Final = [version for version in CocaineVersion if version.words is not None]
 
 
@@ -136,6 +148,42 @@ def machine(bug: str) -> type[SessionMachine]:
 def test_worker_that_does_as_its_model() -> None:
     """Its sessions may overlap, and be cancelled (issue 15)."""
     run_state_machine_as_test(Shouting, settings=FEW)
+
+
+class _NamedWorker(Worker):
+    """A worker whose only event is ``shout``."""
+
+    async def begin(self, number: int, event: bytes) -> None:
+        assert event == b"shout"
+        self.open[number] = []
+
+
+class _NamedEvent(Shouting):
+    """The machine of that worker."""
+
+    tested = _NamedWorker.script
+    dialect = CocaineDialect(event="shout")
+
+
+class _LoadStage(SessionMachine):
+    """The machine of a load worker, whose event is that kind."""
+
+    tested = Stage(
+        name="w",
+        kind=StageKind.LOAD,
+        worker=(sys.executable, "-c", LOADS),
+        dialect=CocaineDialect(),
+    )
+
+    def model(self, chunks: Sequence[bytes]) -> Iterable[bytes]:
+        """Return what the worker replies."""
+        return []
+
+
+@pytest.mark.parametrize("machine", [_NamedEvent, _LoadStage])
+def test_event_is_the_stages(machine: type[SessionMachine]) -> None:
+    """It is the one of the dialect, else the stage's kind (issue 26)."""
+    run_state_machine_as_test(machine, settings=settings(FEW, max_examples=4))
 
 
 @pytest.mark.parametrize(
