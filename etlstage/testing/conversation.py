@@ -16,7 +16,7 @@ The dialect decides what is sent; nothing here knows about markers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from math import inf
 from typing import Final, Self
@@ -90,6 +90,11 @@ class WorkerUnderTest(UnderTest):
     def last(self) -> int:
         """Number of the last exchange given to the worker."""
         return self._replies.last
+
+    @property
+    def ended(self) -> Mapping[int, Reply]:
+        """Complete replies to sessions that were not cancelled, by session."""
+        return self._replies.ended
 
     @property
     def broken(self) -> bool:
@@ -250,9 +255,10 @@ class WorkerUnderTest(UnderTest):
 
     async def reply_to(self, session: int) -> Reply:
         """Return the reply to a session, once it has ended."""
-        ended = self._replies.ended
-        await self.until(lambda: session in ended, f"did not end session {session}")
-        return ended[session]
+        await self.until(
+            lambda: session in self.ended, f"did not end session {session}"
+        )
+        return self.ended[session]
 
     async def outputs(self) -> list[bytes]:
         """Wait for the end of its output; return messages that belong to no reply."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Any, ClassVar, Final, cast
 
 import pytest
 from hypothesis import Phase, given, settings
@@ -26,6 +26,7 @@ from etlstage.protocol.events import (
 from etlstage.stage import Stage
 from etlstage.testing import ScriptedWorker, SessionMachine
 from etlstage.testing.conversation import WorkerMisbehaved
+from etlstage.testing.factories import Tested
 from etlstage.testing.fuzzing.fuzz import session_cases
 from etlstage.testing.fuzzing.steps import Calls
 from etlstage.testing.transcript import cut
@@ -124,7 +125,7 @@ async def shouts(worker: ScriptedWorker) -> int:
 class Shouting(SessionMachine):
     """The machine of that worker."""
 
-    tested = shouts
+    tested: ClassVar[Tested] = shouts
 
     def model(self, chunks: Sequence[bytes]) -> Iterable[bytes]:
         """Return what the worker replies."""
@@ -184,6 +185,73 @@ class _LoadStage(SessionMachine):
 def test_event_is_the_stages(machine: type[SessionMachine]) -> None:
     """It is the one of the dialect, else the stage's kind (issue 26)."""
     run_state_machine_as_test(machine, settings=settings(FEW, max_examples=4))
+
+
+class _HastyWorker(Worker):
+    """A worker that answers the first chunk of a session, and ignores the others."""
+
+    def __init__(self, worker: ScriptedWorker) -> None:
+        super().__init__(worker)
+        self.answered: set[int] = set()
+
+    async def take(
+        self, first: int, second: int, arguments: tuple[Any, ...], *others: object
+    ) -> None:
+        if first in self.answered:
+            return
+        await super().take(first, second, arguments, *others)
+        if chunks := self.open.get(first):
+            self.answered.add(first)
+            await self.answer(first, self.open.pop(first))
+            assert len(chunks) == 1
+
+
+class Hasty(Shouting):
+    """The machine of that worker, which can wait for a reply."""
+
+    tested = _HastyWorker.script
+
+    def model(self, chunks: Sequence[bytes]) -> Iterable[bytes]:
+        """Return what the worker replies."""
+        return [chunk.upper() for chunk in chunks[:1]]
+
+    def wait_for(self, session: int) -> None:
+        """Wait for the reply to a session."""
+        assert self._held is not None
+        self._held.run(self._held.entered.reply_to(session))
+
+
+class _Drawn:
+    """Takes the place of Hypothesis' data: it holds what rules draw, in order."""
+
+    def __init__(self, *values: object) -> None:
+        self.values = [*values]
+
+    def draw(self, _strategy: object, label: str) -> object:
+        """Return the next value."""
+        return self.values.pop(0)
+
+
+def test_worker_that_ends_its_reply_early() -> None:
+    """It is sent no more in that session, and its reply is compared (issue 26)."""
+    data = cast("st.DataObject", _Drawn([b"a"], 1, b"b", 1))
+    machine = Hasty()
+    machine.start()
+    machine.begin(data, 1)
+    machine.wait_for(1)
+    machine.pass_on(data)
+    machine.end(data)
+    machine.teardown()
+    run_state_machine_as_test(Hasty, settings=FEW)
+
+
+def test_early_reply_that_is_wrong() -> None:
+    """It is compared with the model of the whole session (issue 26)."""
+    machine = type("Wrong", (Hasty,), {"model": Shouting.model})()
+    machine.start()
+    machine.begin(cast("st.DataObject", _Drawn([b"a", b"b"])), 1)
+    with pytest.raises(AssertionError, match=r"b'A', b'B'\] to .* worker \[b'A'\]"):
+        machine.teardown()
 
 
 @pytest.mark.parametrize(
