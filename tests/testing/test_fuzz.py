@@ -160,6 +160,41 @@ def test_sound_worker_passes(script: Script, told: dict[str, Any]) -> None:
     assert search(script, examples=20, **told) == []
 
 
+@pytest.mark.parametrize(
+    ("markers", "told", "message"),
+    [
+        (Markers(eom=b"x"), {}, b"\x80"),
+        (Markers(eom=b'"'), {"as_json": True}, b"null"),
+    ],
+)
+def test_bug_is_shrunk_to_what_may_be_sent(
+    markers: Markers, told: dict[str, Any], message: bytes
+) -> None:
+    """No message is tried that its own markers forbid (issue 26)."""
+    script = w.takes_numbers if told else w.takes_ascii
+    (found,) = search(script, markers=markers, **told)
+    assert (found.failure.kind, found.steady) == (FailureKind.CRASHES, True)
+    assert found.case == Case((Step((message,)),), markers)
+
+
+@pytest.mark.parametrize(
+    ("markers", "as_json", "messages"),
+    [
+        (Markers(), False, {b"x" * 65537, b"x" * 1048576}),
+        (Markers(eom=b"x"), False, {b"-" * 65537, b"-" * 1048576}),
+        (Markers(b"x", b"-", b"0", b" "), False, set()),
+        (Markers(eom=b'"'), True, set()),
+    ],
+)
+def test_large_messages_may_be_sent(
+    markers: Markers, as_json: bool, messages: set[bytes]
+) -> None:
+    """They are made of a byte that is not in a marker, if there is any (issue 26)."""
+    large = large_cases(MarkerDialect(markers=markers), as_json=as_json)
+    found = {m for case in large for step in case.steps for m in step.messages}
+    assert found == messages
+
+
 def test_two_bugs_are_two() -> None:
     """The search goes on after the first (issue 26)."""
     found = search(w.each(w.has_two_bugs))

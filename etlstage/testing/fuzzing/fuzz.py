@@ -40,7 +40,7 @@ from etlstage.testing.fuzzing.steps import (
 )
 from etlstage.testing.processors import actions
 from etlstage.testing.sessions import chunks
-from etlstage.testing.strategies import cuts, messages
+from etlstage.testing.strategies import cuts, messages, sendable
 from etlstage.transport import Launch, launch_worker
 
 __all__ = (
@@ -156,6 +156,7 @@ class Fuzzer:
             name for name in stage.expect.promised if name in _OF_A_CONTRACT
         ]
         self._kind = stage.kind
+        self._marked = isinstance(stage.dialect, MarkerDialect)
         self._found: list[Found] = []
         self._known: set[tuple[str, ...]] = set()
         self._repeats = 0
@@ -301,11 +302,8 @@ class Fuzzer:
             if monotonic() > self._until:
                 raise _Over
             known = {message for step in found.case.steps for message in step.messages}
-            if self._valid is not None and not all(
-                message in known or self._valid(message)
-                for step in case.steps
-                for message in step.messages
-            ):
+            new = {m for step in case.steps for m in step.messages} - known
+            if not all(self._may_be_sent(m, case.markers) for m in new):
                 return False
             self.progress.tries += 1
             self.tell(self.progress)
@@ -323,6 +321,11 @@ class Fuzzer:
         with suppress(_Over):
             shorten(found.case, fails, size=self._size, as_json=self._as_json)
         return found
+
+    def _may_be_sent(self, message: bytes, markers: Markers) -> bool:
+        if self._marked and not sendable(message, markers):
+            return False
+        return self._valid is None or self._valid(message)
 
 
 # --- strategies ----------------------------------------------------------------------
@@ -436,17 +439,21 @@ def processor_ends() -> list[Case]:
 
 
 def large_cases(dialect: Dialect, *, as_json: bool = False) -> list[Case]:
-    """Return cases of one message each that exceeds the capacity of a pipe."""
-    markers = getattr(dialect, "markers", Markers())
-    fillers = (b"x", b"-", b"0", b" ")
-    filler = next(f for f in fillers if not any(f in m for m in markers if m))
+    """
+    Return cases of one message each that exceeds the capacity of a pipe.
+
+    Those that the dialect's markers forbid are left out.
+    """
+    markers = getattr(dialect, "markers", None)
     found: list[Case] = []
     for size in _SIZES:
-        text = filler * size
-        message = b'"%b"' % text if as_json else text
-        sessions = has_sessions(dialect)
-        step = Calls((Call((message,)),)) if sessions else Step((message,))
-        found.append(Case((step,), markers))
+        texts = (filler * size for filler in (b"x", b"-", b"0", b" "))
+        for message in (b'"%b"' % text if as_json else text for text in texts):
+            if markers is None or sendable(message, markers):
+                sessions = has_sessions(dialect)
+                step = Calls((Call((message,)),)) if sessions else Step((message,))
+                found.append(Case((step,), markers or Markers()))
+                break
     return found
 
 

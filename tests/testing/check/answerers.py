@@ -254,6 +254,7 @@ async def reads_a_pipe_full(worker: ScriptedWorker, message: bytes) -> None:
 
 takes_text = makes(lambda message: [message.decode().encode()])
 takes_ascii = makes(lambda message: [message.decode("ascii").encode()])
+takes_numbers = makes(lambda message: [b"%d" % json.loads(message)])
 dies_when_empty = makes(lambda message: [message] if message[0] >= 0 else [])
 # An unescaped newline is a marker.
 decodes = makes(lambda message: [message.replace(rb"\n", b"\n")])
