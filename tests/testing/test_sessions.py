@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar, Final, cast
+from typing import Any, Final, cast
 
 import pytest
 from hypothesis import Phase, given, settings
@@ -26,7 +26,6 @@ from etlstage.protocol.events import (
 from etlstage.stage import Stage
 from etlstage.testing import ScriptedWorker, SessionMachine
 from etlstage.testing.conversation import WorkerMisbehaved
-from etlstage.testing.factories import Tested
 from etlstage.testing.fuzzing.fuzz import session_cases
 from etlstage.testing.fuzzing.steps import Calls
 from etlstage.testing.transcript import cut
@@ -125,7 +124,7 @@ async def shouts(worker: ScriptedWorker) -> int:
 class Shouting(SessionMachine):
     """The machine of that worker."""
 
-    tested: ClassVar[Tested] = shouts
+    tested = shouts
 
     def model(self, chunks: Sequence[bytes]) -> Iterable[bytes]:
         """Return what the worker replies."""
@@ -159,10 +158,15 @@ class _NamedWorker(Worker):
         self.open[number] = []
 
 
+async def named(worker: ScriptedWorker) -> int:
+    """Run that worker."""
+    return await _NamedWorker.script(worker)
+
+
 class _NamedEvent(Shouting):
     """The machine of that worker."""
 
-    tested = _NamedWorker.script
+    tested = named
     dialect = CocaineDialect(event="shout")
 
 
@@ -200,16 +204,20 @@ class _HastyWorker(Worker):
         if first in self.answered:
             return
         await super().take(first, second, arguments, *others)
-        if chunks := self.open.get(first):
+        if self.open.get(first):
             self.answered.add(first)
             await self.answer(first, self.open.pop(first))
-            assert len(chunks) == 1
+
+
+async def hasty(worker: ScriptedWorker) -> int:
+    """Run that worker."""
+    return await _HastyWorker.script(worker)
 
 
 class Hasty(Shouting):
     """The machine of that worker, which can wait for a reply."""
 
-    tested = _HastyWorker.script
+    tested = hasty
 
     def model(self, chunks: Sequence[bytes]) -> Iterable[bytes]:
         """Return what the worker replies."""
