@@ -252,24 +252,29 @@ def _fuzz(
     )
     kept = Failures(find=stage_from_yaml)
     origin = FailureOrigin(tuple(words), options.stage)
-    with interruptible(), _trying():
-        known = _still_fails(out, kept, origin, program)
-        seed = secrets.randbelow(10**6) if seed is None else seed
-        with _progress() as tell, fuzzer.running():
-            fuzzer.tell = tell
-            found = fuzzer.search(Budget(max_examples, seconds, seed), known=known)
+    try:
+        with interruptible(), _trying():
+            known = _still_fails(out, kept, origin, program)
+            seed = secrets.randbelow(10**6) if seed is None else seed
+            with _progress() as tell, fuzzer.running():
+                fuzzer.tell = tell
+                fuzzer.search(Budget(max_examples, seconds, seed), known=known)
+    finally:  # however the search ends
+        for one in (found := fuzzer.found):
+            kind_found = one.failure.kind
+            failure = Failure(
+                program.stage, origin, one.case, oracles, kind_found, timeout
+            )
+            _show(out, kept.keep(failure, program.secrets), one.failure, program)
+            if not one.steady:
+                out.tell(
+                    "it did not fail every time: the worker may depend on chance, or"
+                    " time"
+                )
     done = fuzzer.progress
     tried = f"{counted(done.examples, 'case')}, {counted(done.messages, 'message')}"
     if done.stopped:
         tried += f", stopped after {seconds:g} s"
-    for one in found:
-        kind_found = one.failure.kind
-        failure = Failure(program.stage, origin, one.case, oracles, kind_found, timeout)
-        _show(out, kept.keep(failure, program.secrets), one.failure, program)
-        if not one.steady:
-            out.tell(
-                "it did not fail every time: the worker may depend on chance, or time"
-            )
     if isinstance(like, NamedStrategy):
         if not (found or known):
             like.check()

@@ -1,16 +1,19 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Etlstage
+from tests.cli.conftest import Etlstage, Started
 from tests.cli.forked import environment
 from tests.cli.test_usage import without_arrow
+from tests.patience import HANG
 
 pytestmark = pytest.mark.process
 
@@ -27,6 +30,22 @@ for line in sys.stdin.buffer:
     sys.stdout.buffer.write(line.upper() + b"\\0")
     sys.stdout.flush()
 """
+
+DIES_WHEN_EMPTY = """\
+import os, sys, time
+for line in sys.stdin.buffer:
+    if line == b"\\n":
+        with open("deaths", "ab") as deaths:
+            deaths.write(b"+")
+            deaths.flush()
+            if deaths.tell() == 3:  # by now, the first one has been noted
+                with open("shrinking", "wb") as told:
+                    told.write(b"!")
+        os._exit(3)
+    sys.stdout.buffer.write(line + b"\\0")
+    sys.stdout.flush()
+"""
+"""A worker that writes to a pipe when it dies of an empty message the third time."""
 
 
 def run_program(shown: str, folder: Path) -> str:
@@ -81,6 +100,28 @@ def test_failure_is_shown_kept_and_dropped(etlstage: Etlstage, tmp_path: Path) -
     )
     assert last.startswith("tried 20 cases, ")
     assert etlstage("replay").stdout == "no cases in .etlstage/failures\n"
+
+
+def test_interrupted_search_keeps_what_it_has_found(
+    etlstage: Etlstage, start: Started, tmp_path: Path
+) -> None:
+    """A bug is shown and kept, even if it was still being shrunk (issue 26)."""
+    (tmp_path / "worker.py").write_text(DIES_WHEN_EMPTY)
+    os.mkfifo(tmp_path / "shrinking")
+    worker = (sys.executable, "-S", "worker.py")
+    process = start("fuzz", "--seed", "1", "--timeout", "1", "--", *worker)
+    with open(tmp_path / "shrinking", "rb") as shrinking:
+        assert shrinking.read(1) == b"!"
+    process.send_signal(signal.SIGINT)
+
+    out, err = process.communicate(timeout=HANG)
+
+    assert (process.returncode, err) == (5, "etlstage: error: interrupted\n")
+    assert out.startswith("FAILED the worker has 1 reply outstanding: exited with")
+    assert out.count("FAILED") == 1
+    played = etlstage("replay")
+    assert (played.returncode, played.stderr) == (1, "")
+    assert played.stdout.endswith("1 case: 0 fixed, 1 failed\n")
 
 
 def test_model_is_found_beside_the_worker(etlstage: Etlstage, tmp_path: Path) -> None:

@@ -21,7 +21,14 @@ from etlstage.testing import (
     hostile_worker,
     verify,
 )
-from etlstage.testing.fuzzing.fuzz import Budget, Found, Fuzzer, cases, large_cases
+from etlstage.testing.fuzzing.fuzz import (
+    Budget,
+    Found,
+    Fuzzer,
+    Progress,
+    cases,
+    large_cases,
+)
 from etlstage.testing.fuzzing.oracle import CaseFailed, FailureKind, Oracles
 from etlstage.testing.fuzzing.shortening import shorten
 from etlstage.testing.fuzzing.steps import literal
@@ -268,6 +275,22 @@ def test_search_that_time_ends_is_reported_as_such() -> None:
     with fuzzer.running():
         assert fuzzer.search(Budget(150, seconds=0, seed=1)) == []
     assert (fuzzer.progress.stopped, fuzzer.progress.examples) == (True, 0)
+
+
+def test_search_that_is_interrupted_has_found_something() -> None:
+    """It is the bug that was being shrunk, as short as it was by then (issue 26)."""
+    fuzzer = fuzzer_of(w.takes_ascii)
+
+    def tell(done: Progress) -> None:
+        if done.tries == 3:
+            raise KeyboardInterrupt
+
+    fuzzer.tell = tell
+    with pytest.raises(KeyboardInterrupt):
+        searched(fuzzer, 150)
+    (found,) = fuzzer.found
+    assert found.failure.kind is FailureKind.CRASHES
+    assert not all(m.isascii() for step in found.case.steps for m in step.messages)
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,8 @@ class Fuzzer:
     Attributes:
         progress: The work done so far.
         tell: Called when there is progress.
+        found: What the search has found so far; it may be the result of a search that
+            an exception ended, whose last case may not be the shortest.
 
     """
 
@@ -157,7 +159,7 @@ class Fuzzer:
         ]
         self._kind = stage.kind
         self._marked = isinstance(stage.dialect, MarkerDialect)
-        self._found: list[Found] = []
+        self.found: list[Found] = []
         self._known: set[tuple[str, ...]] = set()
         self._repeats = 0
         self._until = 0.0
@@ -202,14 +204,14 @@ class Fuzzer:
 
         """
         self._until = monotonic() + budget.seconds
-        self._found = []
+        self.found = []
         self._known = {failure.signature for failure in known}
         with suppress(_Over):
             self._let_draw(budget)
             while self._given:
                 self._try(self._given.pop())
             self._look_at_end()
-        return self._found
+        return self.found
 
     def _let_draw(self, budget: Budget) -> None:
         @seed(budget.seed)
@@ -279,6 +281,8 @@ class Fuzzer:
             return
         self._repeats = 0
         self._known.add(found.failure.signature)
+        before = self.found
+        self.found = [*before, found]
         if found.steady:
             found = self._shortest(found)
             self._bench.timeout = self._timeout
@@ -289,8 +293,8 @@ class Fuzzer:
             self._known.add(found.failure.signature)
         # Protocol errors that look different may be the same once they are shortened.
         same = (found.case, found.failure.kind)
-        if same not in [(one.case, one.failure.kind) for one in self._found]:
-            self._found.append(found)
+        new = same not in [(one.case, one.failure.kind) for one in before]
+        self.found = [*before, found] if new else before
 
     def _shortest(self, found: Found) -> Found:
         kind, signature = found.failure.kind, found.failure.signature
@@ -315,7 +319,7 @@ class Fuzzer:
                 else failure.kind is not kind
             ):
                 return False
-            found = Found(case, failure)
+            found = self.found[-1] = Found(case, failure)
             return True
 
         with suppress(_Over):
