@@ -89,7 +89,7 @@ async def writes_nothing_unsolicited(subject: Subject) -> None:
     Diagnostics belong on stderr: a stray line, or an extra reply, would be taken for
     the reply to another message.
     """
-    first, second = subject.messages(2)
+    first, (_, second) = subject.divisible, subject.messages(2)
     async with subject.start() as worker:
         # Once it has read a byte, it has written what it writes at its start.
         await worker.feed(subject.kit.raw([first])[:1])
@@ -299,7 +299,7 @@ async def ends_in_the_middle(subject: Subject) -> None:
 
     This happens if the supervisor is killed.
     """
-    (message,) = subject.messages(1)
+    message = subject.divisible
     half = subject.kit.raw([message])[: max(1, len(message) // 2)]
     async with subject.start() as worker:
         if subject.shape.batches:

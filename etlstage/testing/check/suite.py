@@ -139,6 +139,11 @@ class Subject:
             known = [b'{"start": 0, "end": 1}' if self.ranges else b""]
         return (known * (count // len(known) + 1))[:count]
 
+    @property
+    def divisible(self) -> bytes:
+        """A message, if possible of the sample, that is not complete in one byte."""
+        return next(filter(None, (*self.sample, *MESSAGES)))
+
     def start(
         self, stage: Stage | None = None, *, mute: bool = False
     ) -> WorkerUnderTest:

@@ -315,6 +315,18 @@ def test_worker_that_is_silent_about_what_it_can_not_process_fails() -> None:
     assert list(failures(findings)) == ["accepts an empty message"]
 
 
+@pytest.mark.parametrize("mode", [Mode.SINGLE, Mode.BATCH_SUPERVISOR])
+@pytest.mark.parametrize("sample", [[b"", b"abc"], [b""]])
+def test_sample_may_begin_with_an_empty_message(
+    mode: Mode, sample: list[bytes]
+) -> None:
+    """Only a message that is not empty can be given in part (issue 26)."""
+    script = echo if mode is Mode.SINGLE else answerers.echo_batches
+    findings = scripted(script, mode=mode, sample=sample)
+    assert failures(findings) == {}
+    assert "ends in the middle" not in said(findings, Verdict.ADVICE)
+
+
 def test_half_a_message_at_the_end_is_none() -> None:
     """A supervisor that was killed has left it (issue 12)."""
 
