@@ -111,6 +111,8 @@ class Subject:
     """Seconds from a message to its reply."""
     refused: list[tuple[bytes, str]] = field(default_factory=list)
     """Messages that it rejected, and why."""
+    request: bytes = b""
+    """What it is asked for if it extracts; of ranges, one that it has messages for."""
     given: tuple[bytes, ...] = ()
     """Its output for the first request to a process killed before the next one."""
     chatter: float = 0.0
@@ -136,7 +138,7 @@ class Subject:
         """Return ``count`` messages that it can process, or requests if it extracts."""
         known = list(self.sample or MESSAGES)
         if self.stage.kind is StageKind.EXTRACT:
-            known = [b'{"start": 0, "end": 1}' if self.ranges else b""]
+            known = [self.request]
         return (known * (count // len(known) + 1))[:count]
 
     @property

@@ -120,6 +120,25 @@ class LatestInWords(Ranges):
         await self.worker.reply(b"end")
 
 
+class Strict(Ranges):
+    """Has no bug, and dies of a request that no supervisor makes."""
+
+    first: ClassVar[int] = 100
+
+    async def do(self, request: dict[str, Any]) -> None:
+        if request == {"offsets": "initial"}:
+            await self.worker.reply(b"%d" % self.first)
+        else:
+            await super().do(request)
+
+    def latest(self) -> int:
+        return self.first + len(self.lines)
+
+    def extract(self, start: int, end: int) -> list[bytes]:
+        assert self.first <= start < end <= self.latest()
+        return self.lines[start - self.first : end - self.first]
+
+
 class UnknownLatest(Ranges):
     async def say_latest(self) -> None:
         await self.worker.refuse("not known")

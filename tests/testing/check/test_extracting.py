@@ -45,7 +45,7 @@ OF_RANGES: Final = [
     ),
     (x.FallingLatest, LATEST, "reported that 44 is its latest offset, then 41"),
     (x.WaveringLatest, LATEST, "reported that 45 is its latest offset, then 44"),
-    (x.OtherLatest, LATEST, "is its latest offset, then 44 in another process"),
+    (x.OtherLatest, LATEST, "is its latest offset, then 43 in another process"),
     (x.LatestInWords, LATEST, "gave 1 message as its latest offset, expected one who"),
     (x.DiesAtInitial, LATEST, "exited with status 4"),
     (x.ReadIsRequest, "accepts requests in parts", "exited with status 1"),
@@ -158,6 +158,20 @@ def test_worker_without_a_bug_passes(
     monkeypatch.setattr(x.Ranges, "count", count)
     findings = cyclic(sound, ranges=not issubclass(sound, x.Keeper))
     assert failures(findings) == said(findings, Verdict.ADVICE) == {}
+
+
+@pytest.mark.parametrize("first", [0, 100])
+@pytest.mark.parametrize("count", [0, 1, 2, 30, 200])
+def test_range_is_one_that_a_supervisor_requests(
+    first: int, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not empty, and between the initial and the latest offset (issue 26)."""
+    monkeypatch.setattr(x.Strict, "first", first)
+    monkeypatch.setattr(x.Strict, "count", count)
+    findings = cyclic(x.Strict)
+    assert failures(findings) == said(findings, Verdict.ADVICE) == {}
+    skipped = said(findings, Verdict.NOT_APPLICABLE)
+    assert (GIVES_AGAIN in skipped) is (count == 0)
 
 
 def test_worker_that_extracts_nothing_is_reported() -> None:
