@@ -102,6 +102,47 @@ def test_failure_is_shown_kept_and_dropped(etlstage: Etlstage, tmp_path: Path) -
     assert etlstage("replay").stdout == "no cases in .etlstage/failures\n"
 
 
+FILLS_BATCHES = """\
+import os
+rest, batch = b"", []
+while data := os.read(0, 65536):
+    *messages, rest = (rest + data).split(b"\\n")
+    for message in messages:
+        if message == b"\\x17":
+            os._exit(4)
+        batch.append(message)
+        os.write(1, b"\\5")
+        if len(batch) == 2:
+            if {bug}:
+                os._exit(3)
+            os.write(1, b"".join(m + b"\\n" for m in batch) + b"\\0")
+            batch = []
+    if rest == b"\\x17":
+        os.write(1, b"".join(m + b"\\n" for m in batch) + b"\\0")
+        rest, batch = b"", []
+"""
+"""A worker that asks for batches of two messages, also after the second."""
+
+
+def test_batch_and_timeout_are_kept(etlstage: Etlstage, tmp_path: Path) -> None:
+    """A case, and its program, know what fills a batch (issue 26)."""
+    worker = tmp_path / "worker.py"
+    worker.write_text(FILLS_BATCHES.format(bug='b"" in batch'))
+    found = etlstage(
+        *("fuzz", "--seed", "1", "--timeout", "4", "--batch", "worker:2"),
+        *("--dialect", "marker:bnc_after_last=true"),
+        *("--", sys.executable, "-S", "worker.py"),
+    )
+    assert found.returncode == 1
+    assert "batch=BatchPolicy(size=2)" in found.stdout
+    assert "timeout=4.0" in found.stdout
+    assert "CaseFailed: the worker" in run_program(found.stdout, tmp_path)
+
+    worker.write_text(FILLS_BATCHES.format(bug="False"))
+    assert etlstage("replay").stdout.endswith("1 case: 1 fixed, 0 failed\n")
+    assert run_program(found.stdout, tmp_path) == ""
+
+
 def test_interrupted_search_keeps_what_it_has_found(
     etlstage: Etlstage, start: Started, tmp_path: Path
 ) -> None:

@@ -25,7 +25,7 @@ from etlstage.pipeline.secret import Secrets
 from etlstage.protocol.marker import Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.protocol.registry import dialect_from_plain
-from etlstage.stage import Stage
+from etlstage.stage import BatchPolicy, Stage
 from etlstage.testing.fuzzing.oracle import (
     Case,
     CaseFailed,
@@ -105,28 +105,43 @@ class Failure:
         """Yield the lines of a program that reproduces the failure."""
         case, dialect = self.case, self.stage.dialect
         (*words,), name = self.origin
-        given = self.oracles.given
+        given, more = self.oracles.given, ""
+        if self.timeout != Failure.timeout:
+            given = {"timeout": self.timeout, **given}
         if name is not None:
             yield "from etlstage.config.lookup import stage_from_yaml"
             worker = f"stage_from_yaml({words[0]!r}, {name!r})"
-        elif isinstance(dialect, MarkerDialect):
+        elif self._of_command:
             worker, given = repr(words), {**self._more, **given}
         else:
             yield "from etlstage import Stage"
             yield "from etlstage.messages import StageKind"
             yield "from etlstage.protocol.registry import dialect_from_plain"
             usual = type(dialect)().plain()
-            own = {k: v for k, v in dialect.plain().items() if v != usual[k]}
+            own = {k: v for k, v in dialect.plain().items() if v != usual.get(k)}
             worker = "stage"
+            if self.stage.batch != BatchPolicy():
+                yield "from etlstage.stage import BatchPolicy"
+                more = f", batch=BatchPolicy(size={self.stage.batch.size})"
         yield from case.imports()
         yield ""
         if worker == "stage":
             yield f"dialect = dialect_from_plain({ {'name': dialect.name, **own} })"
             kind = f"StageKind.{self.stage.kind.name}"
             yield f"command = {tuple(words)}"
-            yield f"stage = Stage(name='worker', kind={kind}, worker=command, dialect=dialect)"
-        more = "".join(f", {name}={value!r}" for name, value in given.items())
-        yield f"verify({worker}, {case!r}{more})"
+            yield f"stage = Stage(name='worker', kind={kind}, worker=command, dialect=dialect{more})"
+        options = "".join(f", {name}={value!r}" for name, value in given.items())
+        yield f"verify({worker}, {case!r}{options})"
+
+    @property
+    def _of_command(self) -> bool:
+        """Whether :func:`verify` makes the same stage of the command alone."""
+        stage, dialect = self.stage, self.stage.dialect
+        if not isinstance(dialect, MarkerDialect):
+            return False
+        usual = MarkerDialect(mode=dialect.mode)
+        made = replace(stage, dialect=usual, batch=BatchPolicy())
+        return self.case.on(made) == self.case.on(stage)
 
     @property
     def _more(self) -> dict[str, object]:
@@ -191,6 +206,7 @@ class Failures:
                 "command": words,
                 "kind": failure.stage.kind.value,
                 "dialect": failure.stage.dialect.plain(),
+                "batch": asdict(failure.stage.batch),
             }
         plain = {
             "version": _VERSION,
@@ -228,6 +244,7 @@ class Failures:
                     kind=StageKind(worker["kind"]),
                     worker=origin.words,
                     dialect=dialect_from_plain(worker["dialect"]),
+                    batch=BatchPolicy(**worker.get("batch", {})),
                 )
             return Failure(
                 stage,
