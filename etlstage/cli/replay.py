@@ -21,7 +21,7 @@ from etlstage.cli.screen import Screen
 from etlstage.cli.signals import interruptible
 from etlstage.cli.subject import silence
 from etlstage.config.lookup import stage_from_yaml
-from etlstage.errors import ConfigError
+from etlstage.errors import ConfigError, EtlstageError
 from etlstage.messages import counted
 from etlstage.protocol.base import Dialect, Side
 from etlstage.telemetry.terminal import harmless
@@ -100,11 +100,14 @@ def _replay_failures() -> int:
     out, failed, all_kept = Screen(), 0, list(Failures(find=stage_from_yaml))
     with interruptible():
         for kept in all_kept:
-            failure = kept.play(SURE)
-            failed += failure is not None
-            line = (
-                f"FIXED  {kept.kind}" if failure is None else f"FAILED {failure.what}"
-            )
+            line = f"FIXED  {kept.kind}"
+            try:
+                if (failure := kept.play(SURE)) is not None:
+                    line = f"FAILED {failure.what}"
+                    failed += 1
+            except EtlstageError as error:  # such as a program that is gone
+                line = f"FAILED {error}"
+                failed += 1
             where = f"({kept.path.stem}; {kept.origin})"
             out.tell(f"{harmless(line)} {harmless(where)}")
     count = len(all_kept)

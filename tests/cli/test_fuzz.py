@@ -102,6 +102,24 @@ def test_failure_is_shown_kept_and_dropped(etlstage: Etlstage, tmp_path: Path) -
     assert etlstage("replay").stdout == "no cases in .etlstage/failures\n"
 
 
+def test_replay_goes_on_after_a_program_that_is_gone(
+    etlstage: Etlstage, tmp_path: Path
+) -> None:
+    """Its case counts as failed, and the others are played (issue 26)."""
+    for name in ("first", "second", "third"):
+        worker = tmp_path / name
+        worker.write_text(f"#!{sys.executable} -S\n" + READS.format(how="upper"))
+        worker.chmod(0o755)
+        assert etlstage("fuzz", "--seed", "1", "--", f"./{name}").returncode == 1
+    (tmp_path / "second").unlink()
+    played = etlstage("replay")
+    assert (played.returncode, played.stderr) == (1, "")
+    gone = [line for line in played.stdout.splitlines() if "can't start" in line]
+    assert len(gone) == 1
+    assert re.fullmatch(r"FAILED stage worker: .* \(.*; \./second\)", gone[0])
+    assert played.stdout.endswith("3 cases: 0 fixed, 3 failed\n")
+
+
 FILLS_BATCHES = """\
 import os
 rest, batch = b"", []
