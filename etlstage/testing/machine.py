@@ -132,11 +132,14 @@ T = TypeVar("T")
 Entered = TypeVar("Entered", bound=AbstractAsyncContextManager[Any])
 
 _TIMEOUT: Final = 60.0  # seconds for one step
+_KILLS: Final = 20  # at most, with no result in between
 _PATIENT: Final[Mapping[str, Any]] = {
-    "restart": RestartPolicy(max=1_000_000, delay=0.001, max_delay=0.001),
+    "restart": RestartPolicy(
+        max=_KILLS + RestartPolicy().max, delay=0.001, max_delay=0.001
+    ),
     "on_error": ErrorPolicy(budget=ErrorBudget(share=1.0)),
 }
-"""We may kill workers without limit, but each message is hit by one kill only."""
+"""Workers that we kill are restarted, but not without limit those that only exit."""
 _STEPS: Final = 30  # turns of the event loop, at most, before a kill
 
 
@@ -195,6 +198,7 @@ class WorkerMachine(RuleBasedStateMachine):
         markers = getattr(self._stage.dialect, "markers", None)
         usual = batches(markers, max_size=min(5, self._stage.batch.size))
         self._drawn = usual if self.messages is None else self.messages
+        self._kills = 0  # since the last result
         self._supervisor: Held[AsyncSupervisor]
 
     # --- rules --------------------------------------------------------------
@@ -216,23 +220,32 @@ class WorkerMachine(RuleBasedStateMachine):
         messages = data.draw(self._drawn, label="messages")
         self._compare(messages, self.ask(messages), whole=self.faults is None)
 
+    @precondition(lambda self: self._kills < _KILLS)
     @rule()
     def restart(self) -> None:
         """Kill the workers while they are idle."""
+        self._kills += 1
         self._supervisor.run(self._launch.kill())
         self.restarted()
 
-    @precondition(lambda self: not self.keeps_state)
+    @precondition(lambda self: not self.keeps_state and self._kills < _KILLS)
     @rule(data=st.data(), steps=st.integers(0, _STEPS))
     def ask_and_kill(self, data: st.DataObject, steps: int) -> None:
         """Submit messages, and kill the workers after turns of the event loop."""
         messages = data.draw(self._drawn, label="messages")
+        self._kills += 1
         results = self._supervisor.run(self._killed(messages, steps))
         self.restarted()
         self._compare(messages, results, whole=False)
 
     def ask(self, messages: Sequence[bytes]) -> list[Result]:
-        """Submit messages, and return their results."""
+        """
+        Submit messages, and return their results.
+
+        Raises:
+            StageFailed: If the workers keep exiting, though they are not killed.
+
+        """
         return self._supervisor.run(self._submitted(messages))
 
     def teardown(self) -> None:
@@ -247,7 +260,12 @@ class WorkerMachine(RuleBasedStateMachine):
 
     async def _submitted(self, messages: Sequence[bytes]) -> list[Result]:
         async with asyncio.timeout(_TIMEOUT):
-            return await self._supervisor.entered.submit(messages)
+            results = await self._supervisor.entered.submit(messages)
+        if (failure := self._supervisor.entered.failure) is not None:
+            raise failure  # also of workers with faults
+        if results:
+            self._kills = 0
+        return results
 
     async def _killed(self, messages: Sequence[bytes], steps: int) -> list[Result]:
         async def kill() -> None:

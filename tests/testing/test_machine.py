@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule, run_state_machine_as_test
 
 from etlstage import worker as sdk
-from etlstage.errors import StageError
+from etlstage.errors import StageError, StageFailed
 from etlstage.messages import StageKind
 from etlstage.protocol.marker import Markers, Mode
 from etlstage.protocol.marker.settings import MarkerDialect
@@ -232,6 +232,40 @@ def test_stage_that_writes_more_than_replies() -> None:
     """Its replies may be those of other messages (issue 26)."""
     with pytest.raises(StageError, match="an unsolicited reply after"):
         run_state_machine_as_test(Parting, settings=MANY)
+
+
+class Dying(WorkerMachine):
+    """A program that exits at its start."""
+
+    tested = ("sh", "-c", "exit 2")
+
+    def model(self, asked: bytes) -> Iterable[bytes]:
+        """Return what it should do."""
+        return [asked]
+
+
+class DyingWithFaults(Dying):
+    """The same with faults, which are no excuse for it."""
+
+    faults = st.just(FaultPlan())
+
+
+@pytest.mark.parametrize("machine", [Dying, DyingWithFaults])
+def test_worker_that_keeps_exiting(machine: type[WorkerMachine]) -> None:
+    """It is not restarted for ever, and its last exit is reported (issue 26)."""
+    with started(machine()) as dying, pytest.raises(StageFailed, match="with status 2"):
+        dying.ask([b"a"])
+
+
+def test_worker_may_be_killed_again_and_again() -> None:
+    """A kill needs a result only after many others (issue 26)."""
+    data = cast("st.DataObject", Given(b"a"))
+    with started(Knowing()) as machine:
+        for _ in range(20):
+            machine.restart()
+        machine.ask_some(data)
+        machine.restart()
+        machine.ask_some(data)
 
 
 # --- rules, one by one ----------------------------------------------------------------
