@@ -275,6 +275,11 @@ def _fuzz(
     tried = f"{counted(done.examples, 'case')}, {counted(done.messages, 'message')}"
     if done.stopped:
         tried += f", stopped after {seconds:g} s"
+    if json_schema is not None and not (found or known or done.messages):
+        raise ConfigError(
+            f"--json-schema {json_schema}: no message was drawn, expected some; the"
+            " schema may allow none, or too few of what is tried"
+        )
     if isinstance(like, NamedStrategy):
         if not (found or known):
             like.check()

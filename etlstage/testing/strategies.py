@@ -70,11 +70,14 @@ def documents(schema: Mapping[str, Any]) -> st.SearchStrategy[Any]:
 
     Raises:
         ConfigError: If ``schema`` is not a JSON Schema, has a reference that can't be
-            resolved within it, or the package that checks schemas is not installed.
+            resolved within it, or bounds that allow nothing; or if the package that
+            checks schemas is not installed.
 
     """
     checker = Checker(ReplyContract(schema=schema))
     drawn = _Described(schema).by(schema)
+    if drawn.is_empty:
+        raise ConfigError("the schema allows no document, expected some to draw")
     return drawn.filter(checker.allows)
 
 
@@ -129,12 +132,17 @@ class _Described:
 
     def _integer(self, schema: Mapping[str, Any]) -> st.SearchStrategy[Any]:
         step = schema.get("multipleOf", 1)
-        return st.integers(*_bounds(schema, step, int)).map(lambda n: n * step)
+        low, high = _bounds(schema, step, int)
+        if _crossed(low, high):
+            return st.nothing()
+        return st.integers(low, high).map(lambda n: n * step)
 
     def _number(self, schema: Mapping[str, Any]) -> st.SearchStrategy[Any]:
         if "multipleOf" in schema:
             return self._integer(schema)
         low, high = _bounds(schema, 1, float)
+        if _crossed(low, high):
+            return st.nothing()
         return st.floats(low, high, allow_nan=False, allow_infinity=False)
 
     def _string(self, schema: Mapping[str, Any]) -> st.SearchStrategy[Any]:
@@ -142,15 +150,21 @@ class _Described:
             return st.from_regex(schema["pattern"])
         least = schema.get("minLength", 0)
         most = schema.get("maxLength", least + 8)
+        if _crossed(least, most):
+            return st.nothing()
         return st.text(st.characters(codec="utf-8"), min_size=least, max_size=most)
 
     def _array(self, schema: Mapping[str, Any]) -> st.SearchStrategy[Any]:
         first = [self.by(item) for item in schema.get("prefixItems", ())]
+        first = first[: schema.get("maxItems")]
         least = max(0, schema.get("minItems", 0) - len(first))
         most = schema.get("maxItems", len(first) + least + _MOST) - len(first)
-        rest = st.lists(
-            self.by(schema.get("items", True)), min_size=least, max_size=most
-        )
+        items = self.by(schema.get("items", True))
+        if schema.get("items") is False:
+            most = 0
+        if _crossed(least, most):
+            return st.nothing()
+        rest = st.lists(items, min_size=least, max_size=most)
         return st.tuples(st.tuples(*first), rest).map(lambda two: [*two[0], *two[1]])
 
     def _object(self, schema: Mapping[str, Any]) -> st.SearchStrategy[Any]:
@@ -203,6 +217,11 @@ def _bounds(
         None if low is None else -int(-low // 1),
         None if high is None else int(high // 1),
     )
+
+
+def _crossed(low: float | None, high: float | None) -> bool:
+    """Return whether bounds allow nothing; None: unbounded."""
+    return low is not None and high is not None and low > high
 
 
 MARKER_SETS: Final = (
@@ -566,5 +585,8 @@ def _replaced(document: Any, number: int, put: object) -> object:  # noqa: ANN40
 
 
 def _written(document: object, *, plain: bool) -> bytes:
-    """Return a document as JSON; ``plain``: as ASCII."""
-    return json.dumps(document, ensure_ascii=plain).encode("utf-8")
+    """Return a document as JSON; ``plain``: as ASCII, as are lone surrogates always."""
+    try:
+        return json.dumps(document, ensure_ascii=plain).encode()
+    except UnicodeEncodeError:
+        return _written(document, plain=True)

@@ -102,6 +102,20 @@ def test_failure_is_shown_kept_and_dropped(etlstage: Etlstage, tmp_path: Path) -
     assert etlstage("replay").stdout == "no cases in .etlstage/failures\n"
 
 
+def test_search_that_draws_no_message_has_not_passed(
+    etlstage: Etlstage, tmp_path: Path
+) -> None:
+    """A schema may allow none in a way that only drawing shows (issue 26)."""
+    (tmp_path / "worker.py").write_text(LINES)
+    (tmp_path / "none.json").write_text(
+        '{"type": "array", "uniqueItems": true, "minItems": 3, "items": {"enum": [1]}}'
+    )
+    fuzz = ("fuzz", "--seed", "1", "--max-examples", "20", "--json-schema", "none.json")
+    done = etlstage(*fuzz, "--", sys.executable, "-S", "worker.py")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--json-schema none.json: no message was drawn" in done.stderr
+
+
 def test_replay_goes_on_after_a_program_that_is_gone(
     etlstage: Etlstage, tmp_path: Path
 ) -> None:

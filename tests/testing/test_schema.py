@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, find, given, settings
 
 from etlstage.errors import ConfigError
-from etlstage.testing.strategies import documents
+from etlstage.testing.strategies import documents, schema_messages
 
 TREE = {"type": "object", "properties": {"left": {"$ref": "#"}}, "required": ["n"]}
 SCHEMAS: list[dict[str, Any]] = [
@@ -40,6 +40,9 @@ SCHEMAS: list[dict[str, Any]] = [
         ]
     },
     {"not": {"type": "string"}},
+    {"type": "array", "prefixItems": [{"type": "null"}, {}], "items": False},
+    {"type": "array", "prefixItems": [{}, {}], "maxItems": 1},
+    {"anyOf": [{"type": "integer", "minimum": 1, "maximum": 0}, {"const": 2}]},
 ]
 
 
@@ -71,3 +74,26 @@ def test_schema_that_refers_to_another() -> None:
     for ref in ("other.json", "#/$defs/none"):
         with pytest.raises(ConfigError, match="which is not a schema in it"):
             documents({"properties": {"a": {"$ref": ref}}})
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "integer", "minimum": 1, "maximum": 0},
+        {"type": "number", "minimum": 1, "maximum": 0},
+        {"type": "string", "minLength": 2, "maxLength": 1},
+        {"type": "array", "minItems": 2, "maxItems": 1},
+        {"type": "array", "minItems": 1, "items": False},
+    ],
+    ids=str,
+)
+def test_schema_that_allows_nothing(schema: dict[str, Any]) -> None:
+    """It is refused before anything is drawn (issue 26)."""
+    with pytest.raises(ConfigError, match="the schema allows no document"):
+        documents(schema)
+
+
+def test_lone_surrogate_is_escaped() -> None:
+    """UTF-8 has no bytes for it (issue 26)."""
+    schema = {"type": "string", "const": "\ud800"}
+    assert find(schema_messages(schema), lambda _: True) == b'"\\ud800"'
