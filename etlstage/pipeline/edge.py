@@ -140,7 +140,7 @@ class DurableEdge:
     @property
     def waits(self) -> bool:
         """Whether the half after the edge has messages to load, or was interrupted."""
-        return not CommitRecord.latest(self.behind).ended or bool(
+        return CommitRecord.latest(self.behind).interrupted or bool(
             self.unread().messages
         )
 
@@ -148,7 +148,7 @@ class DurableEdge:
     def unfinished(self) -> bool:
         """Whether messages wait, or a load that has an epoch was interrupted."""
         record = CommitRecord.latest(self.behind)
-        interrupted = bool(record.epoch) and not record.ended
+        interrupted = bool(record.epoch) and record.interrupted
         return interrupted or bool(self.unread().messages)
 
     def settle(self) -> None:
@@ -292,13 +292,12 @@ class DurableEdge:
 
     def busy(self) -> str:
         """Return why settings can't be changed now; empty if they can."""
-        if not (
-            CommitRecord.latest(self.before).ended
-            and CommitRecord.latest(self.behind).ended
-        ):
-            return "a run was interrupted: complete it first, with the old settings"
-        if (waiting := self.unread()).messages:
+        before, behind = map(CommitRecord.latest, (self.before, self.behind))
+        waiting = self.unread()
+        if waiting.messages and before.ended and behind.ended:
             return f"{waiting}: load them first, with --only-behind {self.stage}"
+        if before.interrupted or behind.interrupted:
+            return "a run was interrupted: complete it first, with the old settings"
         return ""
 
 

@@ -750,6 +750,24 @@ async def test_mapping_changes_only_while_nothing_waits(
         assert len(journals.partitions()) == max(2, changed["partitions"])
 
 
+@pytest.mark.parametrize("part", [0, 1])
+async def test_edge_is_busy_until_the_end_of_a_half_is_performed(
+    tmp_path: Path, part: int
+) -> None:
+    """What a half has loaded may not be visible before that (issue 24)."""
+    (edge,) = edges_in(tmp_path, 1)
+    why = "a run was interrupted: complete it first, with the old settings"
+    for at, found in ((counting("recorded", 5), why), (counting("never", 1), "")):
+        await run(divided(tmp_path, JournalSink(tmp_path / "out"), at={part: at}))
+        if part:
+            edge.settle()  # as if the first half read on where it has ended
+        halves = [CommitRecord.latest(half) for half in (edge.before, edge.behind)]
+        assert halves[part].ended
+        assert halves[1 - part].ended
+        assert edge.unread().messages == 0
+        assert edge.busy() == found
+
+
 async def test_fewer_journals_are_appended_to(tmp_path: Path) -> None:
     """Existing journals stay, as the reader's offsets refer to them."""
 

@@ -95,6 +95,11 @@ class CommitRecord:
         return not self.ended or self.pending or self.position is not None
 
     @property
+    def interrupted(self) -> bool:
+        """Whether a run broke off, or what follows its end may not be done."""
+        return not self.ended or self.pending or self.unperformed
+
+    @property
     def last_load(self) -> Mapping[str, object]:
         """The last load that ended, in the form of :attr:`last`; perhaps this one."""
         if self.resumes or not self.load:
