@@ -332,6 +332,11 @@ class DividedPipeline(Runner):
         return range(max(0, self._first - 1), min(self._last + 1, len(self._edges)))
 
     def _prepare(self) -> None:
+        # First of all: parts start at the same time, and what one of them stores would
+        # keep the old settings from completing what another one can't resume.
+        ended = CommitRecord.latest(self._edges[0].before).pending
+        for number, part in enumerate(self._parts, self._first):
+            part.foresee(runs=number > 0 or not ended)
         for number in self._touched:
             self._edges[number].prepare()
 

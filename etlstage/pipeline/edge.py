@@ -294,9 +294,11 @@ class DurableEdge:
         """Return why settings can't be changed now; empty if they can."""
         before, behind = map(CommitRecord.latest, (self.before, self.behind))
         waiting = self.unread()
-        if waiting.messages and before.ended and behind.ended:
+        # Without an epoch the half behind has loaded nothing that could be half done.
+        began = bool(behind.epoch)
+        if waiting.messages and before.ended and (behind.ended or not began):
             return f"{waiting}: load them first, with --only-behind {self.stage}"
-        if before.interrupted or behind.interrupted:
+        if before.interrupted or (began and behind.interrupted):
             return "a run was interrupted: complete it first, with the old settings"
         return ""
 

@@ -288,13 +288,37 @@ class Runner(ABC):
             if counts := record.accounts[account.stage]:
                 account.add(counts)
 
+    def foresee(self, *, runs: bool = True) -> None:
+        """
+        Assert that a run can resume what was interrupted; nothing is changed.
+
+        Args:
+            runs: Whether the stages are run, not only what they have appended is loaded.
+
+        Raises:
+            StateUnusable: If another pipeline was interrupted.
+
+        """
+        if self._delivery is not None:
+            stages = self._stage_names if runs else None
+            self._delivery.foresee(stages=stages, output=self._output)
+
+    @property
+    def _stage_names(self) -> list[str]:
+        return [account.stage for account in self.ledger]
+
+    @property
+    def _output(self) -> str:
+        """Where the run loads, as in records."""
+        return " ".join(self._landing.output())
+
     def _begin_run(self, delivery: Delivery, *, from_start: bool = False) -> bool:
         letters = self._dead_letters
         return delivery.begin(
             self._number,
-            stages=[account.stage for account in self.ledger],
+            stages=self._stage_names,
             letters=letters.sizes() if letters is not None else {},
-            output=" ".join(self._landing.output()),
+            output=self._output,
             input=self._input,
             from_start=from_start,
         )
@@ -387,7 +411,7 @@ class Runner(ABC):
         account.seconds = anyio.current_time() - self._started
 
     def _check(self) -> None:
-        names = [account.stage for account in self.ledger]
+        names = self._stage_names
         for name in names:
             if names.count(name) > 1:
                 raise ConfigError(f"two stages are called {name}; names must differ")

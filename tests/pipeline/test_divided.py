@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import tempfile
 import threading
 from collections.abc import AsyncGenerator, Callable
@@ -28,6 +29,7 @@ from etlstage.journal.errors import OffsetGone
 from etlstage.journal.reader import Registered
 from etlstage.messages import Position, Run
 from etlstage.pipeline.dead_letter.retry import Settled
+from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.delivery.delivery import Bounds, Delivery
 from etlstage.pipeline.delivery.record import CommitRecord
 from etlstage.pipeline.divided import DividedPipeline
@@ -516,6 +518,39 @@ async def test_half_that_has_ended_may_have_other_stages(
     assert not CommitRecord.latest(tmp_path).resumes
 
 
+@pytest.mark.parametrize("before", [{}, {"one": {}}])
+async def test_edge_that_was_not_there_is_refused_before_anything_is_stored(
+    tmp_path: Path, before: dict[str, Any]
+) -> None:
+    """The settings with which a run was interrupted still complete it (issue 24)."""
+
+    def made(durable: dict[str, Any]) -> Pipeline | DividedPipeline:
+        common: dict[str, Any] = {
+            "source": Numbers(20, 5),
+            "stages": [upper("one"), upper("two")],
+            "sink": MemoryEpochSink(epochs),
+            "launch": ScriptedLaunch(refuse_seven),
+        }
+        if durable:
+            return DividedPipeline.cut("p", state=tmp_path, durable=durable, **common)
+        delivery = Delivery(tmp_path, exactly_once=True, bounds=Bounds(messages=5))
+        letters = DeadLetters(tmp_path, pipeline="p")
+        return Pipeline(name="p", dead_letters=letters, delivery=delivery, **common)
+
+    epochs = MemoryEpochs()
+    killed = made(before)
+    last = killed._parts[-1] if isinstance(killed, DividedPipeline) else killed
+    assert last._delivery is not None
+    last._delivery.at = counting("recorded", 1)
+    await killed.run()
+    for _ in range(2):
+        report = await made({"two": {}}).run()
+        assert "that was interrupted in" in str(report.error)
+        assert not (tmp_path / "edge-two").exists()
+    report = await made(before).run()
+    assert (report.status, len(epochs.messages)) == ("done", 19)
+
+
 async def test_halves_are_drained_together(tmp_path: Path) -> None:
     """Messages appended by then wait for the next run."""
 
@@ -766,6 +801,24 @@ async def test_edge_is_busy_until_the_end_of_a_half_is_performed(
         assert halves[1 - part].ended
         assert edge.unread().messages == 0
         assert edge.busy() == found
+
+
+@pytest.mark.parametrize(
+    ("count", "found"), [(0, ""), (5, "5 messages wait: load them first")]
+)
+async def test_half_that_has_loaded_nothing_is_not_completed(
+    tmp_path: Path, count: int, found: str
+) -> None:
+    """What it has promised is only what waits (issue 24)."""
+    (edge,) = edges_in(tmp_path, 1)
+    sink = MemorySink()
+    await run(divided(tmp_path, sink, count=count, last=0))
+    edge.settle()
+    with Delivery(edge.behind, exactly_once=True) as delivery:
+        delivery.begin("killed", stages=["stage-0/edge", "sink"], letters={})
+    assert re.sub(r" \(.*?\)", "", edge.busy()).partition(",")[0] == found
+    assert (await run(divided(tmp_path, sink, first=1))).status == "done"
+    assert (len(sink.messages), edge.busy()) == (count, "")
 
 
 async def test_fewer_journals_are_appended_to(tmp_path: Path) -> None:

@@ -270,6 +270,11 @@ class SimulatedDelivery(Delivery):
         if self._disk.holder is self:
             self._disk.holder = None
 
+    def foresee(self, *, stages: Sequence[str] | None, output: str) -> None:
+        """Raise what ``begin`` would, unless another live run has the lock."""
+        if self._disk.holder is None:
+            self._resumes(self._disk.record, stages, output)
+
     def check(self) -> None:
         """Raise StateUnusable if another run has taken over."""
         if self._disk.record.fence != self.record.fence:

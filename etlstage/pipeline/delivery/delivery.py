@@ -29,7 +29,7 @@ from typing import BinaryIO, Final, Self
 
 from etlstage.errors import StateUnusable, os_reason
 from etlstage.pipeline.delivery.folder import make_ours, opened
-from etlstage.pipeline.delivery.holder import LOCK, Holder
+from etlstage.pipeline.delivery.holder import LOCK, Holder, holder_of
 from etlstage.pipeline.delivery.record import CommitRecord, fence_of
 
 __all__ = ("Bounds", "Delivery", "StateHeld", "take_over", "unusable")
@@ -139,6 +139,28 @@ class Delivery:
         """Read the record again, after commits by others for us: see :meth:`joined`."""
         self.record = replace(CommitRecord.latest(self.folder), fence=self.record.fence)
 
+    def foresee(self, *, stages: Sequence[str] | None, output: str) -> None:
+        """
+        Raise what :meth:`begin` would for another pipeline; nothing is changed.
+
+        To be called before the directory is taken, if it is not held by another run.
+
+        Args:
+            stages: Names of the run's stages; None: they need not be the same.
+            output: Where it loads, as in reports.
+
+        Raises:
+            StateUnusable: If another pipeline was interrupted, or the record can't be
+                read.
+
+        """
+        try:
+            held, _ = holder_of(self.folder)
+        except OSError as error:
+            raise unusable(self.folder, error) from error
+        if not held:
+            self._resumes(CommitRecord.latest(self.folder), stages, output)
+
     def begin(
         self,
         run: str,
@@ -166,18 +188,9 @@ class Delivery:
 
         """
         found = CommitRecord(fence=self.record.fence) if from_start else self.record
-        same = self.whole and found.delivery == self._promise
-        # An interrupted run without an epoch and without accounts has promised nothing,
-        # so there is nothing to resume.
-        if (not found.ended or found.pending) and (
-            found.epoch or same or found.delivery == "exactly-once"
-        ):
-            self._check_same(found, stages, output)
+        if self._resumes(found, stages, output):
             self.record = replace(self.record, output=output, input=input)
             return True
-        if found.unperformed:
-            # What is left to perform is performed only where the epoch was loaded.
-            self._check_same(found, stages, output)
         # A load that resumes keeps its name: by the name, its sink finds what was
         # written but not recorded, and replaces it.
         record = CommitRecord(
@@ -347,14 +360,29 @@ class Delivery:
     def _promise(self) -> str:
         return "exactly-once" if self.exactly_once else "at-least-once"
 
+    def _resumes(
+        self, found: CommitRecord, stages: Sequence[str] | None, output: str
+    ) -> bool:
+        """Return whether a run resumes what was interrupted; raise if it can't."""
+        same = self.whole and found.delivery == self._promise
+        # An interrupted run without an epoch and without accounts has promised nothing,
+        # so there is nothing to resume.
+        resumes = (not found.ended or found.pending) and bool(
+            found.epoch or same or found.delivery == "exactly-once"
+        )
+        # What is left to perform is performed only where the epoch was loaded.
+        if resumes or found.unperformed:
+            self._check_same(found, stages, output)
+        return resumes
+
     def _check_same(
-        self, found: CommitRecord, stages: Sequence[str], output: str
+        self, found: CommitRecord, stages: Sequence[str] | None, output: str
     ) -> None:
         """Assert that we can resume where a run was interrupted."""
         # The output matters, too: only there the sink finds what it has to replace.
         if found.delivery != self._promise:
             differs = f"its delivery was {found.delivery}"
-        elif self.whole and list(found.accounts) != list(stages):
+        elif self.whole and stages is not None and list(found.accounts) != [*stages]:
             differs = f"its stages were {', '.join(found.accounts)}"
         elif found.epoch and output != found.output:
             differs = f"it has loaded into {found.output}, not into {output}"
