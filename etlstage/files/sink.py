@@ -155,15 +155,14 @@ class FileSink(RowSink):
 
     def _open(self) -> None:
         path, files = self._folder, self._files
-        new = not self._goes_on
         if (
-            new
-            and self._mode == "error"
+            not self._takes(self._mode)
             and path.exists()
-            and (files is None or files.others())
+            and (files is None or files.others(marks=not self._moved_from))
         ):
             raise self._failure(
                 f"{path} exists already: remove it, or set mode to append or overwrite"
+                f"{self._continues}"
             )
         path.mkdir(parents=True, exist_ok=True)
         if files is not None:

@@ -49,6 +49,8 @@ class Epochs(NamedTuple):
     """Whether everything is loaded, and nothing will come."""
     intents: object = None
     """The intents recorded with the last epoch, see :attr:`Landing.intents`."""
+    moved_from: str = ""
+    """Where the load was loaded before, if it continues in another place."""
 
 
 class Source(ABC):

@@ -82,6 +82,7 @@ class RowLanding(Landing):
         self._error: SinkFailed | None = None
         self._whole = False
         self._goes_on = self._resumed = False
+        self._moved_from = ""
         self._known: Epochs | None = None  # only if each is loaded exactly once
         self._files: EpochFiles | None = None
         self._fitted = 0  # messages that are written but not durable yet
@@ -89,6 +90,7 @@ class RowLanding(Landing):
     def begin(self, epochs: Epochs) -> None:
         """Begin after what was loaded before, which is kept."""
         self._goes_on = self._resumed = epochs.done > 0
+        self._moved_from = epochs.moved_from
         if self._letters is not None:
             self._letters.pending = self._replaces
             # At least once, a load may begin anew under its name.
@@ -260,6 +262,22 @@ class RowLanding(Landing):
         """Record that dead letters of replaced output are superseded."""
         if self._replaces and self._letters is not None:
             await anyio.to_thread.run_sync(self._letters.supersede, letter_time())
+
+    def _takes(self, mode: str) -> bool:
+        """Return whether a mode of writing allows output of other loads."""
+        if mode == "append" or self._moved_from:
+            # Where a load continues there may be what it has loaded before, moved with
+            # its folder: that is not replaced, as it is not read again.
+            return mode == "append"
+        return mode == "overwrite" or self._goes_on
+
+    @property
+    def _continues(self) -> str:
+        """What else to report of output of other loads."""
+        return self._moved_from and (
+            f"; overwrite replaces nothing here, as the load continues from"
+            f" {self._moved_from}"
+        )
 
     @property
     def _replaces(self) -> bool:

@@ -341,8 +341,10 @@ class Runner(ABC):
         assert self._delivery is not None
         now, delivery = self._delivery.record, self._delivery
         once, check = delivery.exactly_once, delivery.check
-        ended, intents = now.pending, now.intents
-        return Epochs(now.load, now.epoch, once, check, now.fence, ended, intents)
+        ended, intents, moved = now.pending, now.intents, now.moved_from
+        return Epochs(
+            now.load, now.epoch, once, check, now.fence, ended, intents, moved
+        )
 
     @abstractmethod
     async def _run(self) -> Status:

@@ -45,8 +45,15 @@ class SparkSink(Landing):
     def mark(self) -> None:
         """Mark the output of all batches as complete; blocks."""
 
-    def objection(self) -> str | None:
-        """Return why a new stream can't be loaded, as far as that is known; blocks."""
+    def objection(self, *, moved: bool = False) -> str | None:
+        """
+        Return why a stream can't be loaded, as far as that is known; blocks.
+
+        Args:
+            moved: Whether the stream was loaded into another place before.
+
+        """
+        del moved
         return None
 
     def of_batch(

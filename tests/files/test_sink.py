@@ -19,7 +19,12 @@ from etlstage.messages import Position, Run
 from etlstage.pipeline.dead_letter.letter import DeadLetter
 from etlstage.pipeline.dead_letter.retry import Settled
 from etlstage.pipeline.dead_letter.store import DeadLetters, replacement
+from etlstage.pipeline.delivery.delivery import Delivery
 from etlstage.pipeline.interfaces import Epochs
+from etlstage.pipeline.journal_sink import JournalSink
+from etlstage.pipeline.journal_source import JournalSource
+from etlstage.pipeline.pipeline import Pipeline
+from etlstage.pipeline.report import Report
 from etlstage.stage import ErrorBudget, ErrorPolicy
 
 
@@ -573,6 +578,54 @@ async def test_mark_is_kept_as_it_is(
         await sink.perform()
     assert (tmp_path / "o" / "_SUCCESS").exists() is marked
     assert len(rows_in(tmp_path / "o")) == 2
+
+
+async def go_on(
+    folder: Path, out: str, mode: str, *messages: bytes, once: bool = True
+) -> Report:
+    """Append messages to journals, and load what is new in them."""
+    if messages:
+        async with JournalSink(folder / "in") as journals:
+            await journals.write([*messages])
+            await journals.finish()
+    made = Pipeline(
+        name="p",
+        source=JournalSource(folder / "in", reader="r"),
+        sink=FileSink(folder / out, mode=mode),
+        delivery=Delivery(folder / "state", exactly_once=once),
+    )
+    return await made.run()
+
+
+@pytest.mark.parametrize("once", [False, True])
+@pytest.mark.parametrize("mode", ["error", "overwrite"])
+async def test_load_that_continues_elsewhere_finds_no_other_output_there(
+    tmp_path: Path, mode: str, *, once: bool
+) -> None:
+    """Not even at a second start; only mode append adds to it (issue 23)."""
+    run = partial(go_on, tmp_path, once=once)
+    for message, other in ((b"1", "b"), (b"2", "c")):
+        assert (await run("a", mode, message)).error is None
+        await load(tmp_path / other, [b"stale"])
+        for _ in range(2):
+            report = await run(other, mode)
+            assert "exists already: remove it" in str(report.error)
+            assert f"the load continues from parquet {tmp_path / 'a'}" in (
+                str(report.error)
+            )
+            assert rows_in(tmp_path / other) == [{"value": "stale"}]
+    for out, as_it_is, message in (("c", "append", b"3"), ("d", mode, b"4")):
+        assert (await run(out, as_it_is, message)).error is None
+    assert (await run("d", mode, b"5")).error is None
+    assert [len(rows_in(tmp_path / out)) for out in "acd"] == [2, 2, 2]
+
+
+async def test_output_that_is_moved_with_its_load_is_kept(tmp_path: Path) -> None:
+    """Its files have the name of the load, so mode overwrite keeps them (issue 23)."""
+    assert (await go_on(tmp_path, "a", "overwrite", b"1")).error is None
+    (tmp_path / "a").rename(tmp_path / "b")
+    assert (await go_on(tmp_path, "b", "overwrite", b"2")).error is None
+    assert sorted(row["value"] for row in rows_in(tmp_path / "b")) == ["1", "2"]
 
 
 @pytest.mark.parametrize("done", [0, 1])

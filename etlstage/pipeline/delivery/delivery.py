@@ -189,7 +189,8 @@ class Delivery:
         """
         found = CommitRecord(fence=self.record.fence) if from_start else self.record
         if self._resumes(found, stages, output):
-            self.record = replace(self.record, output=output, input=input)
+            moved = found.moved_to(output)
+            self.record = replace(found, output=output, moved_from=moved, input=input)
             return True
         # A load that resumes keeps its name: by the name, its sink finds what was
         # written but not recorded, and replaces it.
@@ -202,6 +203,7 @@ class Delivery:
             epoch=found.epoch if found.resumes else 0,
             position=found.position,
             output=output,
+            moved_from=found.moved_to(output),
             input=input,
             last=found.last_load,
             ended=False,
@@ -240,6 +242,7 @@ class Delivery:
         return replace(
             now,
             epoch=now.epoch + 1,
+            moved_from="",
             position=position,
             accounts=now.accounts if accounts is None else accounts,
             letters=now.letters if letters is None else {**now.letters, **letters},
@@ -384,7 +387,7 @@ class Delivery:
             differs = f"its delivery was {found.delivery}"
         elif self.whole and stages is not None and list(found.accounts) != [*stages]:
             differs = f"its stages were {', '.join(found.accounts)}"
-        elif found.epoch and output != found.output:
+        elif found.epoch and not found.moved_from and output != found.output:
             differs = f"it has loaded into {found.output}, not into {output}"
         else:
             return

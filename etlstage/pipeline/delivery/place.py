@@ -57,9 +57,9 @@ class EpochFiles:
         """Return the folder to which an epoch is written."""
         return self._path / f".epoch={self._load}-{number}.{self._start}"
 
-    def others(self) -> bool:
-        """Return whether there are files of anything but this load."""
-        return any(self._others())
+    def others(self, *, marks: bool = True) -> bool:
+        """Return whether there are files of other loads; ``marks``: or any mark."""
+        return any(marks or path.name != _MARK for path in self._others())
 
     def sweep(self, done: int, *, check: Callable[[], None]) -> list[int]:
         """

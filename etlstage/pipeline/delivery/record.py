@@ -69,6 +69,8 @@ class CommitRecord:
     """Where the source resumes; None: at the beginning."""
     output: str = ""
     """The destination, as in reports."""
+    moved_from: str = ""
+    """The destination before, while the load has loaded nothing into this one."""
     ended: bool = True
     """Whether the run completed; else it was interrupted."""
     pending: bool = False
@@ -93,6 +95,11 @@ class CommitRecord:
     def resumes(self) -> bool:
         """Whether the next start continues the same load."""
         return not self.ended or self.pending or self.position is not None
+
+    def moved_to(self, output: str) -> str:
+        """Return the destination before, if the load continues in another one."""
+        before = self.moved_from or self.output
+        return before if self.resumes and self.epoch and before != output else ""
 
     @property
     def interrupted(self) -> bool:
@@ -255,9 +262,10 @@ class CommitRecord:
         numbers = self.fence, self.epoch, *self.letters.values()
         counts = (n for account in accounts for n in account)
         names = self.load, self.run, self.delivery
+        texts = self.output, self.moved_from, self.input
         return (
             all(isinstance(n, int) for n in (*numbers, *counts))
-            and all(isinstance(t, str) for t in (*names, self.output, self.input))
+            and all(isinstance(t, str) for t in (*names, *texts))
             and all(re.fullmatch(r"[\w-]*", name) for name in names)
         )
 

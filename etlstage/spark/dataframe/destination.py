@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from os import rmdir
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Final
+from typing import Final, Self
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -129,6 +129,12 @@ class Destination:
         what = self.format if self.table is None else "table"
         place = self.table or self.path or option(self.options, "dbtable")
         return Output(what, place or str(self))
+
+    @property
+    def unreplaced(self) -> Self:
+        """The same destination, in which nothing is replaced."""
+        mode = "append" if self.mode == "append" else "error"
+        return replace(self, mode=mode)
 
     def objection(self, columns: Sequence[str], *, new: bool = True) -> str | None:
         """

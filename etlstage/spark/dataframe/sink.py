@@ -135,9 +135,15 @@ class DataFrameSink(RowSink, SparkSink):
     def __str__(self) -> str:
         return str(self._destination)
 
-    def objection(self) -> str | None:
-        """Return why a new stream can't be loaded, as far as that is known; blocks."""
-        place = self._destination
+    def begin(self, epochs: Epochs) -> None:
+        """Begin after what was loaded before, which is kept."""
+        super().begin(epochs)
+        if epochs.moved_from:
+            self._destination = self._destination.unreplaced
+
+    def objection(self, *, moved: bool = False) -> str | None:
+        """Return what stands in the way at the destination; blocks."""
+        place = self._destination.unreplaced if moved else self._destination
         objection = place.objection(place.partition_by)
         return objection or place.taken(self._session.start())
 
@@ -158,7 +164,7 @@ class DataFrameSink(RowSink, SparkSink):
         if far:
             path = f"{place.path}/epoch={epochs.load}-{epochs.done + 1}"
             place = replace(place, path=path, mode="overwrite")
-        elif not once and place.mode != "overwrite":
+        elif not once and (place.mode != "overwrite" or epochs.moved_from):
             # Whether there is output already is checked before the first batch.
             place = replace(place, mode="append")
         sink = type(self)(spark, place, **self._settings, dead_letters=letters)
@@ -252,17 +258,25 @@ class DataFrameSink(RowSink, SparkSink):
         if self._table is not None and self._known is not None:
             by_default = StructType().add("value", "string")
             schema = self._contract.schema if self._contract else by_default
-            adds = self._goes_on or self._destination.mode != "error"
             objection = self._table.open(
-                spark, schema, done=self._known.done, adds=adds
+                spark,
+                schema,
+                done=self._known.done,
+                adds=self._takes(self._destination.mode),
             )
             if objection is not None:
-                raise self._failure(objection)
+                raise self._failure(objection + self._continues)
             return spark
-        new = not self._goes_on and (self._files is None or self._files.others())
-        objection = self._destination.objection(columns, new=bool(new))
+        place = self._destination
+        new = not self._takes(place.mode) and (
+            self._files is None or self._files.others(marks=not self._moved_from)
+        )
+        objection = place.objection(columns, new=new)
+        if objection is None and new and self._moved_from:
+            # Later epochs add to what is there: Spark does not check the mode.
+            objection = place.taken(spark)
         if objection is not None:
-            raise self._failure(objection)
+            raise self._failure(objection + self._continues)
         return spark
 
     async def load(self, messages: DataFrame, starts: Mapping[int, int]) -> None:

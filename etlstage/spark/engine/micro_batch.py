@@ -238,8 +238,14 @@ class Batches:
 
     def _epochs(self, delivery: Delivery) -> Epochs:
         record = delivery.record
-        once = record.delivery == "exactly-once"
-        return Epochs(record.load, record.epoch, once, delivery.check, self.fence)
+        return Epochs(
+            record.load,
+            record.epoch,
+            record.delivery == "exactly-once",
+            delivery.check,
+            self.fence,
+            moved_from=record.moved_from,
+        )
 
     async def _pass(
         self,

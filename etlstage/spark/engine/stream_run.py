@@ -220,7 +220,11 @@ class StreamingPipeline(Runner):
                 f"{self._origin.name}: the DataFrame is not a stream: use spark.readStream",
                 stage=self._origin.name,
             )
-        objection = None if self._checkpoint.exists() else self._sink.objection()
+        assert self._delivery is not None
+        moved = bool(self._delivery.record.moved_from)
+        objection = None
+        if moved or not self._checkpoint.exists():
+            objection = self._sink.objection(moved=moved)
         if objection is not None:
             raise SinkFailed(objection, stage=self._landed.name)
         self._batches.log_path = self._session.log_path

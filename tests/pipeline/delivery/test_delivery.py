@@ -208,6 +208,28 @@ def test_run_goes_on_where_it_has_loaded(tmp_path: Path) -> None:
         delivery.begin("r", stages=[], letters={}, output="parquet /c")
 
 
+def test_load_that_continues_elsewhere_knows_where_it_was_until_it_has_loaded(
+    tmp_path: Path,
+) -> None:
+    """A start that loads nothing there changes nothing (issue 23)."""
+
+    def begin(output: str) -> Delivery:
+        with Delivery(tmp_path, exactly_once=True) as delivery:
+            delivery.begin("r", stages=[], letters={}, output=output)
+        return delivery
+
+    first = begin("a")
+    first.keep(first.next(5, ended=True))
+    for output, moved_from in (("b", "a"), ("b", "a"), ("a", ""), ("c", "a")):
+        found = begin(output)
+        assert found.record.moved_from == moved_from
+        assert (found.record.epoch, found.record.load) == (1, first.record.load)
+    found.keep(found.next(9))
+    assert begin("c").record.moved_from == ""
+    with pytest.raises(StateUnusable, match="it has loaded into c, not into a"):
+        begin("a")
+
+
 def test_end_at_a_position_whose_actions_may_not_be_done(
     tmp_path: Path, synced: list[Path]
 ) -> None:

@@ -451,6 +451,27 @@ async def test_existing_path_is_reported_before_work_is_lost(
     assert sink.account.received == 0
 
 
+@pytest.mark.parametrize("here", [True, False])
+async def test_load_that_continues_elsewhere_replaces_nothing(
+    spark: SparkSession, out: Path, monkeypatch: pytest.MonkeyPatch, *, here: bool
+) -> None:
+    """Neither on this machine nor on another one (issue 23)."""
+    if not here:
+        monkeypatch.setattr(Destination, "local", property(lambda _: None))
+    epochs = Epochs("ab", 3, once=False, check=lambda: None, moved_from="parquet a")
+    for mode in ("overwrite", "append"):
+        sink = DataFrameSink(spark, Destination(str(out), mode=mode))
+        sink.begin(epochs)
+        await load(sink, [b"1"])
+        sink = DataFrameSink(spark, Destination(str(out), mode="overwrite"))
+        sink.begin(epochs)
+        assert await refusal(sink) == (
+            f"load: {out} exists already: remove it, or set mode to append or overwrite"
+            "; overwrite replaces nothing here, as the load continues from parquet a"
+        )
+    assert spark.read.parquet(str(out)).count() == 2
+
+
 def test_stream_is_refused_for_a_table_of_a_database(
     spark: SparkSession, tmp_path: Path
 ) -> None:

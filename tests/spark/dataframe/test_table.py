@@ -247,16 +247,20 @@ async def test_what_stands_against_a_table_is_reported_first(
 ) -> None:
     """Before a row is written; with the problem solved, the load works (issue 14)."""
 
-    async def told(mode: str = "append", **settings: str) -> str:
+    async def told(mode: str = "append", moved_from: str = "", **settings: str) -> str:
         sink = sink_into(spark, base, mode=mode, **settings)
-        sink.begin(known())
+        sink.begin(known()._replace(moved_from=moved_from))
         with pytest.raises(SinkFailed) as caught:
             await sink.__aenter__()
         return str(caught.value)
 
     base.ask("create table rows (id integer)")
-    assert await told("error", schema="id long") == (
+    exists = (
         "load: table rows exists already: drop it, or set mode to append or overwrite"
+    )
+    assert await told("error", schema="id long") == exists
+    assert await told("overwrite", moved_from="table a", schema="id long") == (
+        f"{exists}; overwrite replaces nothing here, as the load continues from table a"
     )
     assert await told(schema="id long, title string") == (
         "load: table rows has no column title: it has id; add what is missing, or drop"

@@ -395,6 +395,27 @@ async def test_mode_error_holds_for_a_table(
     spark.sql(f"drop table {table}")
 
 
+@pytest.mark.parametrize("delivery", ["at-least-once", "exactly-once"])
+async def test_stream_that_continues_elsewhere_replaces_nothing(
+    spark: SparkSession, write: Callable[..., Path], tmp_path: Path, delivery: str
+) -> None:
+    """Output that is there already is an error in mode overwrite, too (issue 23)."""
+    path = write(mode="overwrite", delivery=delivery)
+    feed(tmp_path, "a", 1)
+    assert (await run(path, spark)).error is None
+    path.write_text(path.read_text().replace("path: out", "path: other"))
+    (tmp_path / "other").mkdir()
+    feed(tmp_path, "b", 2)
+    report = await run(path, spark)
+    assert "other exists already: remove it, or set mode" in str(report.error)
+    (tmp_path / "other").rmdir()
+    for letter, number in (("c", 3), ("d", 4)):
+        assert (await run(path, spark)).error is None
+        feed(tmp_path, letter, number)
+    rows = spark.read.parquet(str(tmp_path / "other")).collect()
+    assert sorted(row.id for row in rows) == [2, 3]
+
+
 async def test_what_is_wrong_is_reported(
     spark: SparkSession, write: Callable[..., Path], tmp_path: Path
 ) -> None:
