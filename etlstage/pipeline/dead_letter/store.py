@@ -297,7 +297,7 @@ class DeadLetters:
 
     def resume(self, run: str, sizes: Mapping[str, int]) -> None:
         """
-        Resume an interrupted run, and remove its letters after given sizes; blocks.
+        Resume an interrupted run, without its letters after given sizes; blocks.
 
         Args:
             run: Identifies the run.
@@ -315,10 +315,15 @@ class DeadLetters:
         try:
             for path in letter_files(self._state):
                 size = sizes.get(stage_of_file(path), 0)
-                cut(path, size, self._check_held)
+                cut(path, size, self._check_held, self._is_own)
         except OSError as error:
             raise unusable(self._state, error) from error
         self.take_up(run)
+
+    def _is_own(self, letter: DeadLetter) -> bool:
+        """Return whether a letter is of this run, or of a batch of its load."""
+        load, _, _ = letter.run.rpartition("-")
+        return letter.run == self.run or bool(load and load == self.load)
 
     def take_up(self, run: str) -> None:
         """Become the store of an earlier run, and count its letters; blocks."""
@@ -559,17 +564,23 @@ def size_of(state: Path, stage: str) -> int:
         return 0
 
 
-def cut(path: Path, size: int, check: Callable[[], None]) -> None:
+def cut(
+    path: Path,
+    size: int,
+    check: Callable[[], None],
+    drops: Callable[[DeadLetter], bool],
+) -> None:
     """
-    Replace a file, durably, by a new file with its first bytes.
+    Replace a file, durably, by a new file without a run's letters after its first bytes.
 
-    A run that was taken over may have the old file open: it then appends to a file that
+    The letters of other runs stay: those without ``state`` may use the same folder. A run that was taken over may have the old file open: it then appends to a file that
     is no longer read.
 
     Args:
         path: The file.
-        size: How many bytes to keep.
+        size: How many bytes to keep as they are.
         check: Asserts that no other run has taken over.
+        drops: Whether a letter after these is to be dropped; incomplete lines are.
 
     Raises:
         OSError: If the file can't be read or written.
@@ -581,6 +592,10 @@ def cut(path: Path, size: int, check: Callable[[], None]) -> None:
     with opened(path, os.O_RDONLY) as old, opened(new, flags) as file:
         while piece := old.read(min(size - file.tell(), _PIECE)):
             file.write(piece)
+        for line in old:
+            with suppress(ValueError):
+                if line == b"\n" or not drops(DeadLetter.from_line(line)):
+                    file.write(line)
         file.flush()
         os.fsync(file.fileno())
     check()

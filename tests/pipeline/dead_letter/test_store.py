@@ -195,6 +195,36 @@ async def test_letters_of_all_starts_of_a_run(letters: DeadLetters) -> None:
     assert [letter.message for letter in again.letters()] == [b"a", b"c", b"b"]
 
 
+async def test_letters_of_other_runs_are_kept_by_a_start_that_resumes(
+    letters: DeadLetters,
+) -> None:
+    """Runs without a state directory may use the same folder (issue 23)."""
+    other, again = (DeadLetters(letters._state, pipeline="p") for _ in range(2))
+    await put(letters, b"a")
+    sizes = letters.sizes()
+    path = file_of(letters)
+    with path.open("ab") as file:
+        file.write(b'{"torn')  # as by a run that was killed
+    await put(other, b"of another run")
+    await put(letters, b"not on record")
+    batch = letters.of_run("l0-3")
+    await put(batch, b"of a batch")
+    await put(other, b"of another run", stage="load")
+    again.load = "l0"
+    again.resume("r", sizes)
+    await put(again, b"b")
+    for store in (letters, batch, other, again):
+        store.close()
+    found = [x for file in letter_files(letters._state) for x in kept(file)]
+    assert [x.message for x in found if isinstance(x, DeadLetter)] == [
+        b"a",
+        b"of another run",
+        b"b",
+        b"of another run",
+    ]
+    assert all(isinstance(x, DeadLetter) for x in found)
+
+
 async def test_stages_have_files_of_their_own(letters: DeadLetters) -> None:
     """Whatever the stages are called."""
     for stage in ("clean", "a b", "../x", "b/c"):
