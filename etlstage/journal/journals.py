@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import secrets
 import time
 from collections.abc import (
     AsyncIterator,
@@ -227,6 +228,8 @@ class Journals:
             "limit": limit,
             "segment": segment,
         }
+        if self.broker is None:
+            wanted["id"] = secrets.token_hex(8)
         _checked(1 if partitions is None else partitions)
         if isinstance(segment, bool) or not isinstance(segment, int) or segment < 1:
             raise ConfigError(f"segment is {segment!r}, expected 1 or more bytes")
@@ -301,6 +304,8 @@ class Journals:
                     f" {LAYOUT}: it was made by a newer etlstage"
                 )
             self.name: str = spec["name"]
+            self.id: str = str(spec.get("id", ""))
+            """Tells the set from others, wherever it is; empty: it has no id."""
             self.content_type: str = spec["content_type"]
             self._keep = Retention.of(spec["keep"])
             self._limit = limit_of(spec["limit"])
@@ -318,7 +323,7 @@ class Journals:
             raise JournalError(
                 f"{self._where}: {_SPEC} does not describe a set of journals:"
                 f" {flaw_of(error)}; restore the file, or copy that of a new set with the"
-                " same name and settings"
+                " same name and settings, without its id"
             ) from None
         self._raw = raw
         self._specs = specs

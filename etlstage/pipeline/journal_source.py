@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -29,7 +29,7 @@ from etlstage.errors import (
     SourceFailed,
 )
 from etlstage.journal import CommittedReader, Journals, RunMessage
-from etlstage.journal.errors import JournalDamaged
+from etlstage.journal.errors import JournalDamaged, JournalError
 from etlstage.journal.reader import Start, checkpoint_of, plain_checkpoint
 from etlstage.messages import Position, Run, size_of
 from etlstage.pipeline.interfaces import Epochs, Source, unfenced
@@ -114,6 +114,7 @@ class JournalSource(Source):
         self._load = ""
         self._check: Callable[[], None] = unfenced
         self._position: Checkpoint | None = None
+        self._set = ""  # the id of the journals in which the position is
         self._draining = anyio.Event()
         self._journals: Journals | None = None
         self._reader: CommittedReader | None = None
@@ -147,6 +148,8 @@ class JournalSource(Source):
         """Begin after a recorded position."""
         self._position = self._checkpoint(position)
         self._begun = self._parsed(begun_in, position)
+        assert isinstance(position, Mapping)
+        self._set = position.get("set", "")
 
     async def runs(self) -> AsyncGenerator[Run | Position | InputDamaged, None]:
         """
@@ -244,7 +247,14 @@ class JournalSource(Source):
             await anyio.to_thread.run_sync(self._journals.close)
 
     def _open(self) -> CommittedReader:
-        self._journals = Journals.open(self._path, create=False)
+        self._journals = journals = Journals.open(self._path, create=False)
+        if self._set and journals.id and self._set != journals.id:
+            raise JournalError(
+                f"{journals.name}: the position is in the set with id {self._set}, but"
+                f" this set has id {journals.id}: it is not the journal that was read;"
+                " set the path of that one, or use 'etlstage state reset' to start from"
+                " the beginning"
+            )
         self._reader = self._journals.read_committed(
             self._called,
             follow=self._follow,
@@ -306,7 +316,10 @@ class JournalSource(Source):
 
     def _reached(self, reader: CommittedReader) -> Position:
         """Return the position behind what was read."""
+        assert self._journals is not None
         value = plain_checkpoint(self._before or reader.position(secured=False))
+        # Journals have the same names in every set with the same folder name.
+        value["set"] = self._journals.id
         if self._begun:
             value["begun"] = [[*place, done] for place, done in self._begun.items()]
         return Position(value)

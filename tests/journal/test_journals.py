@@ -584,7 +584,7 @@ def test_spec_that_is_lost(tmp_path: Path) -> None:
     with pytest.raises(
         JournalError,
         match=r": Unterminated string .*; restore the file, or copy that of a new set"
-        " with the same name and settings$",
+        " with the same name and settings, without its id$",
     ):
         Journals.open(path.parent)
     Journals.open(tmp_path / "new" / "set", partitions=2).close()
@@ -1036,6 +1036,7 @@ def test_spec_is_plain_json(tmp_path: Path) -> None:
     """People and other programs can read it."""
     Journals.open(tmp_path / "orders", partitions=2, keep="7d", limit="1GiB").close()
     spec = json.loads((tmp_path / "orders" / "spec.json").read_text())
+    assert re.fullmatch("[0-9a-f]{16}", spec.pop("id"))
     assert spec == {
         "layout": 1,
         "name": "orders",

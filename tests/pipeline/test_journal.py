@@ -552,6 +552,48 @@ async def test_runner_that_was_taken_over_commits_nothing(tmp_path: Path) -> Non
     assert committed(tmp_path / "set") == numbers(20)
 
 
+@pytest.mark.parametrize("exactly", [False, True])
+@pytest.mark.parametrize("other", ["b/set", "a/set"])
+async def test_position_is_not_one_in_other_journals(
+    tmp_path: Path, other: str, *, exactly: bool
+) -> None:
+    """Of the same name, or made anew at the same path (issue 24)."""
+
+    async def run(path: str) -> Report:
+        source = JournalSource(tmp_path / path, reader="r")
+        sink: Sink = MemoryEpochSink(MemoryEpochs()) if exactly else MemorySink()
+        delivery = Delivery(tmp_path / "state", exactly_once=exactly)
+        return await Pipeline(
+            name="p", source=source, sink=sink, delivery=delivery
+        ).run()
+
+    await plainly(Numbers(20, 10), JournalSink(tmp_path / "a/set"))
+    assert (await run("a/set")).error is None
+    (tmp_path / "a").rename(tmp_path / "kept")
+    await plainly(Numbers(40, 10), JournalSink(tmp_path / other))
+    report = await run(other)
+    assert (
+        f"can't read the journals in {tmp_path / other}: set: the position is in"
+        in (str(report.error))
+    )
+    await plainly(Numbers(5, 5), JournalSink(tmp_path / "kept/set"))
+    report = await run("kept/set")
+    assert (report.error, report.ledger[0].produced) == (None, 5)
+
+
+async def test_position_is_one_in_journals_without_an_id(tmp_path: Path) -> None:
+    """As in sets that were made before sets had one (issue 24)."""
+    found, path = [], tmp_path / "set" / "spec.json"
+    for known in (False, True, False):
+        await plainly(Numbers(20, 10), JournalSink(path.parent))
+        spec = json.loads(path.read_text())
+        path.write_text(json.dumps({**spec, "id": "ab" if known else ""}))
+        sink = MemorySink()
+        await plainly(JournalSource(path.parent, reader="r"), sink, tmp_path / "state")
+        found += sink.messages
+    assert found == numbers(20) * 3
+
+
 async def test_reader_that_was_taken_over_lets_its_name_go(tmp_path: Path) -> None:
     """Even while it is alive but stopped; its position no longer counts."""
     state, epochs = tmp_path / "state", MemoryEpochs()
