@@ -137,6 +137,8 @@ class _Work:
             self._new += len(retry.new)
             if part.waits is not None and part.waits not in self._waits:
                 self._waits.append(part.waits)
+        elif not report.ledger[-1].received:
+            part.give_up()
         self.ended = report.status != "done"
 
     def release(self, part: Retries) -> None:

@@ -81,12 +81,36 @@ class Retries:
             delivery: The state directory, which we hold.
 
         Raises:
-            StateUnusable: If nothing can be stored there.
+            StateUnusable: If nothing can be stored there, or the retry was interrupted
+                and loaded into another output.
 
         """
         builder = self._builder(retry.number)
         epochs = self._epochs(retry.number, delivery)
-        return builder.retrying(retry, self.stages.index(retry.stage), epochs)
+        made = builder.retrying(retry, self.stages.index(retry.stage), epochs)
+        if self._keys.delivery == "exactly-once":
+            self._begin(retry.number, made.output)
+        return made
+
+    def _begin(self, number: int, output: str) -> None:
+        """Record where a retry loads: only there its sink finds what it has to replace."""
+        path = self._under_way
+        try:
+            found = position.load(path) if path.exists() else None
+            if found is None or found["number"] != number:
+                position.store(path, {"number": number, "output": output})
+            elif found["output"] != output:
+                raise StateUnusable(
+                    f"retry {number} that was interrupted can't be repeated: it has"
+                    f" loaded into {found['output']}, not into {output}; complete it with"
+                    f" the old settings, or remove {path}"
+                )
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise StateUnusable(f"can't use {path}: {error}") from error
+
+    def give_up(self) -> None:
+        """Forget a retry that has loaded nothing: the next may load elsewhere."""
+        self._under_way.unlink(missing_ok=True)
 
     def recover(self, number: int, delivery: Delivery) -> bool:
         """
@@ -117,6 +141,10 @@ class Retries:
         if self._keys.load.end.needs_spark:
             self._shared = builder.site.session()
         return builder
+
+    @property
+    def _under_way(self) -> Path:
+        return self.state / FOLDER / SETTLED / "retry.json"
 
     @property
     def _name(self) -> Path:

@@ -301,14 +301,14 @@ class Runner(ABC):
         """
         if self._delivery is not None:
             stages = self._stage_names if runs else None
-            self._delivery.foresee(stages=stages, output=self._output)
+            self._delivery.foresee(stages=stages, output=self.output)
 
     @property
     def _stage_names(self) -> list[str]:
         return [account.stage for account in self.ledger]
 
     @property
-    def _output(self) -> str:
+    def output(self) -> str:
         """Where the run loads, as in records."""
         return " ".join(self._landing.output())
 
@@ -318,7 +318,7 @@ class Runner(ABC):
             self._number,
             stages=self._stage_names,
             letters=letters.sizes() if letters is not None else {},
-            output=self._output,
+            output=self.output,
             input=self._input,
             from_start=from_start,
         )

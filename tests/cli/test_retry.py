@@ -4,11 +4,15 @@ import json
 import shutil
 from pathlib import Path
 
+import anyio
 import pytest
 
+from etlstage.config.build_retry import Retries
 from etlstage.journal import Journals, Publisher
+from etlstage.pipeline.dead_letter.letter import DeadLetter
 from etlstage.pipeline.dead_letter.policy import letter_time
-from etlstage.pipeline.dead_letter.store import supersede
+from etlstage.pipeline.dead_letter.retry import Retry, Settled
+from etlstage.pipeline.dead_letter.store import FOLDER, SETTLED, supersede
 from etlstage.pipeline.delivery.delivery import Delivery
 from tests.cli.conftest import Etlstage, worker, write_pipeline
 from tests.cli.forked import Forks, environment
@@ -34,13 +38,14 @@ PICKY = """\
         sys.stdout.flush()
 """
 SEE = "to see what is left: etlstage dlq ls pipeline.yaml\n"
-PIPELINE = """\
+EXTRACT = "extract: {worker: {command: [printf, 'a\\nb\\nc\\nd\\n']}}\n"
+PIPELINE = f"""\
 name: letters
-extract: {worker: {command: [printf, 'a\\nb\\nc\\nd\\n']}}
+{EXTRACT}\
 transform:
-  - {name: one, worker: {command: [python, broken.py]}, on_error: &few {budget: 3}}
-  - {name: two, worker: {command: [python, broken.py]}, on_error: *few}
-load: {worker: {command: [python, keep.py]}}
+  - {{name: one, worker: {{command: [python, broken.py]}}, on_error: &few {{budget: 3}}}}
+  - {{name: two, worker: {{command: [python, broken.py]}}, on_error: *few}}
+load: {{worker: {{command: [python, keep.py]}}}}
 """
 
 
@@ -149,6 +154,63 @@ def test_retry_leaves_the_mark_of_complete_output(
     assert etlstage("dlq", "retry", "pipeline.yaml", "-q").returncode == 0
     assert not (tmp_path / "out" / "_SUCCESS").exists()
     assert list((tmp_path / "out").glob("part-*"))
+
+
+def test_retry_that_may_have_loaded_is_repeated_into_the_same_output(
+    pipeline: Path, etlstage: Etlstage, tmp_path: Path
+) -> None:
+    """One that is killed before it is recorded has loaded already (issue 23)."""
+
+    def retry(out: str) -> tuple[int, str]:
+        pipeline.write_text(text.replace("path: out", f"path: {out}"))
+        done = etlstage("dlq", "retry", "pipeline.yaml", "-q")
+        return done.returncode, done.stderr
+
+    def rows(out: str) -> list[str]:
+        parts = (tmp_path / out).glob("part-*")
+        return sorted(line for part in parts for line in part.read_text().split())
+
+    (tmp_path / "in.txt").write_text("a\nb\nc\nd\n")
+    text = f"""\
+delivery: exactly-once
+state: state
+extract: {{files: {{path: in.txt, format: text}}}}
+{PIPELINE.partition("load:")[0].replace(EXTRACT, "")}
+load: {{files: {{path: out, format: text, mode: append}}}}
+"""
+    pipeline.write_text(text)
+    worker(tmp_path / "broken.py", BROKEN)
+    (tmp_path / "bad").write_text("b c")
+    assert etlstage("run", "pipeline.yaml", "-q").returncode == 0
+    (tmp_path / "bad").write_text("")
+    worker(tmp_path / "broken.py", "raise SystemExit(3)")
+    assert retry("none")[0] == 1  # it has loaded nothing
+    worker(tmp_path / "broken.py", BROKEN)
+    pipeline.write_text(text)
+    (part,) = Retries.of_file(pipeline)
+    found = [
+        letter
+        for letter in Settled(part.state / FOLDER).letters("one")
+        if isinstance(letter, DeadLetter)
+    ]
+    with Delivery(part.state) as delivery:
+        made = part.pipeline(Retry(found, 1), delivery)
+        assert anyio.run(made.run).error is None
+        # It is killed here.
+    code, error = retry("other")
+    assert code == 1
+    assert (
+        "retry 1 that was interrupted can't be repeated: it has loaded into text"
+        in (error)
+    )
+    assert rows("other") == []
+    place = part.state / FOLDER / SETTLED / "retry.json"
+    stored = place.read_text()
+    place.write_text("{")
+    assert f"can't use {place}: Expecting property name" in retry("out")[1]
+    place.write_text(stored)
+    assert retry("out")[0] == 0
+    assert rows("out") == ["a!!", "b!!", "c!!", "d!!"]
 
 
 @pytest.mark.usefixtures("failed")
