@@ -573,8 +573,9 @@ def cut(
     """
     Replace a file, durably, by a new file without a run's letters after its first bytes.
 
-    The letters of other runs stay: those without ``state`` may use the same folder. A run that was taken over may have the old file open: it then appends to a file that
-    is no longer read.
+    The letters of other runs stay: those without ``state`` may use the same folder. A
+    run that was taken over may have the old file open: it then appends to a file that is
+    no longer read.
 
     Args:
         path: The file.
