@@ -255,8 +255,11 @@ class Link:
         # More than once: none of the messages taken may have been fit to be sent.
         giving = self.dispatch.giving
         while self.pump(now, many=True):
-            # The next turn wakes the reader for a round that has just begun.
-            if giving.filled or (giving.idle and not self._extracts):
+            # The next turn writes what waits in a session that has just begun, or wakes
+            # the reader for such a round.
+            if giving.filled and not self.dispatch.dialogues:
+                break
+            if giving.idle and not self._extracts:
                 break  # everything available is written
         else:
             self._flush()

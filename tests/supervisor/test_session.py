@@ -177,6 +177,33 @@ async def test_messages_and_sessions_share_a_worker() -> None:
     assert supervisor.faults.failures == 0
 
 
+@pytest.mark.parametrize("slots", [1, 2])
+async def test_input_that_waits_is_written_once_the_session_begins(slots: int) -> None:
+    """With its opening, also if a message takes the last slot (issue 22)."""
+
+    async def answer(worker: ScriptedWorker) -> int:
+        async with CocaineWorker(worker) as cocaine:
+            while None not in (asked := [await cocaine.next() for _ in range(slots)]):
+                await anyio.sleep(1)
+                await cocaine.say(*[Ended(r.id, [r.messages]) for r in asked if r])
+        return 0
+
+    run = stage(CocaineDialect(concurrency=slots))
+    async with (
+        AsyncSupervisor(run, launch=ScriptedLaunch(answer)) as supervisor,
+        anyio.create_task_group() as tasks,
+    ):
+        for _ in range(slots):
+            tasks.start_soon(supervisor.ask, b"busy")
+        await anyio.sleep(0.5)
+        async with supervisor.session() as session:
+            tasks.start_soon(supervisor.ask, b"later")
+            await session.send(b"a")
+            await session.choke()
+            with anyio.fail_after(5):
+                assert await rest(session) == [b"a"]
+
+
 async def test_session_does_not_wait_for_a_batch() -> None:
     """Nor is it ever part of one."""
     run = stage(CocaineDialect(batches=True), batch=BatchPolicy(size=3, seconds=60))
