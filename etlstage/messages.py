@@ -19,6 +19,7 @@ from etlstage import speedups
 from etlstage.errors import EtlstageError
 
 __all__ = (
+    "MOST_TEXT",
     "OVERHEAD",
     "AnnotatedRun",
     "Groups",
@@ -29,6 +30,7 @@ __all__ = (
     "Run",
     "Singles",
     "StageKind",
+    "check_text",
     "concatenated",
     "cost_of",
     "counted",
@@ -37,6 +39,7 @@ __all__ = (
     "refuse_one",
     "size_of",
     "sound",
+    "text_flaw",
 )
 
 Run: TypeAlias = Sequence[bytes]
@@ -52,6 +55,9 @@ OVERHEAD: Final = 56
 """Bytes of memory that a message in a list takes besides its own: 33 for its object, up
 to 15 to round that to a multiple of 16, and 8 for each reference, in a list and in a
 tuple. Bounds include it: short messages take thirty times their size."""
+
+MOST_TEXT: Final = 64 * 1024
+"""Maximal length of a name or a reason that is sent to a worker, in bytes."""
 
 
 class Packed(Sequence[bytes]):
@@ -230,6 +236,32 @@ def refuse_one(messages: object) -> None:
             f"expected an iterable of messages, got {_kind(messages)};"
             " put a single message in a list: [message]"
         )
+
+
+def check_text(what: str, value: object) -> None:
+    """
+    Check a name or a reason that is to be sent to a worker.
+
+    Raises:
+        TypeError: If it is not text.
+        ValueError: If it can't be encoded, or is longer than :data:`MOST_TEXT`.
+
+    """
+    if not isinstance(value, str):
+        raise TypeError(f"{what} is {_kind(value)}, expected str")
+    if (flaw := text_flaw(value)) is not None:
+        raise ValueError(f"{what} {flaw}")
+
+
+def text_flaw(text: str) -> str | None:
+    """Return why a worker can't be sent a text, as a part of a sentence; or None."""
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        return "has a surrogate, expected text that can be encoded as UTF-8"
+    if size > MOST_TEXT:
+        return f"is {size} bytes long, expected no more than {MOST_TEXT}"
+    return None
 
 
 def _is_one(what: object) -> bool:

@@ -40,7 +40,15 @@ from etlstage.errors import (
     StageFailed,
     WorkerStartFailed,
 )
-from etlstage.messages import Position, Result, Run, StageKind, counted, sound
+from etlstage.messages import (
+    Position,
+    Result,
+    Run,
+    StageKind,
+    check_text,
+    counted,
+    sound,
+)
 from etlstage.protocol.base import Limits, Side
 from etlstage.protocol.events import Assignment, FarewellReason
 from etlstage.stage.policy import BatchPolicy
@@ -595,11 +603,14 @@ class AsyncSupervisor:
             event: The event that is requested; empty: as the stage has it.
 
         Raises:
+            TypeError: If the event is not text.
+            ValueError: If it can't be encoded as UTF-8, or takes more than 64 KiB.
             LocalProtocolError: If there are no sessions in this dialect.
             Overloaded: If too many messages are pending.
 
         """
         self._running()
+        check_text("event", event)
         return self._session(event)
 
     def events(self) -> MemoryObjectReceiveStream[SupervisorEvent]:

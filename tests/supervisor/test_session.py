@@ -666,6 +666,32 @@ async def test_what_can_not_be_a_session_is_reported() -> None:
                 pass
 
 
+@pytest.mark.parametrize(
+    ("event", "error", "text"),
+    [
+        (b"echo", TypeError, "event is bytes, expected str"),
+        (None, TypeError, "event is None, expected str"),
+        ("\ud800", ValueError, "event has a surrogate"),
+        ("é" * 40_000, ValueError, "event is 80000 bytes long, expected no more than"),
+    ],
+)
+async def test_event_that_can_not_be_sent_concerns_its_caller_alone(
+    event: object,
+    error: type[Exception],
+    text: str,
+) -> None:
+    """No session is opened, and those of others go on (issue 22)."""
+    workers = Workers(echo)
+    async with AsyncSupervisor(stage(), launch=workers) as supervisor:
+        async with supervisor.session() as session:
+            with pytest.raises(error, match=text):
+                supervisor.session(event)  # type: ignore[arg-type]
+            await session.send(b"a")
+            assert await anext(session) == b"A"
+        assert supervisor.faults.failures == 0
+    assert len(workers.heard(Opened)) == 1
+
+
 async def test_what_can_not_be_sent_is_the_callers_mistake() -> None:
     """The session goes on."""
     small = stage(max_message=10)

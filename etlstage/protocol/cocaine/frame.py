@@ -20,10 +20,9 @@ from etlstage.errors import (
     PayloadTooBig,
     RemoteProtocolError,
 )
-from etlstage.messages import OVERHEAD
+from etlstage.messages import MOST_TEXT, OVERHEAD
 
 __all__ = (
-    "MOST_TEXT",
     "ONE",
     "ZERO",
     "CocaineVersion",
@@ -38,8 +37,6 @@ __all__ = (
     "unpacked_text",
 )
 
-MOST_TEXT: Final = 64 * 1024
-"""Maximal length of a name or a reason, in bytes."""
 _AROUND: Final = 2 * MOST_TEXT  # bytes of a frame beyond its payload: texts and headers
 _SLICE: Final = 256 * 1024  # bytes parsed at once
 _TURN: Final = 256 * 1024  # bytes written at once, which may delay a heartbeat

@@ -12,13 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from etlstage.protocol.cocaine.frame import (
-    MOST_TEXT,
-    ZERO,
-    Encoding,
-    Frames,
-    Packer,
-)
+from etlstage.messages import MOST_TEXT
+from etlstage.protocol.cocaine.frame import ZERO, Encoding, Frames, Packer
 
 __all__ = ("Locator",)
 

@@ -13,10 +13,9 @@ from enum import Enum
 from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, Self, TypeAlias
 
 from etlstage.errors import ConfigError, RemoteProtocolError
-from etlstage.messages import StageKind, counted
+from etlstage.messages import MOST_TEXT, StageKind, counted, text_flaw
 from etlstage.protocol.base import Dialect, Limits, Shape, Side
 from etlstage.protocol.cocaine.frame import (
-    MOST_TEXT,
     CocaineVersion,
     Encoding,
     Frames,
@@ -31,9 +30,9 @@ from etlstage.settings.definition import (
     broken,
     settings_of,
 )
-from etlstage.settings.kind import Choice, Noun
-from etlstage.settings.problem import Problem
-from etlstage.settings.units import Argument, Count, Duration, as_duration
+from etlstage.settings.kind import Choice, Noun, Text
+from etlstage.settings.problem import Problem, refused
+from etlstage.settings.units import Count, Duration, as_duration
 
 __all__ = ("CocaineDialect", "Payload", "translated")
 
@@ -80,6 +79,19 @@ class Payload(Enum):
     """The message, packed as a msgpack string."""
 
 
+class _Event(Text):
+    """The name of an event."""
+
+    def __init__(self) -> None:
+        super().__init__(nul=False)
+
+    def read(self, value: object) -> str:
+        event = super().read(value)
+        if (flaw := text_flaw(event)) is not None:
+            raise refused(flaw)
+        return event
+
+
 @dataclass(frozen=True, kw_only=True)
 class CocaineDialect(Definition, Dialect):
     """The worker protocol of the Cocaine application platform."""
@@ -89,7 +101,7 @@ class CocaineDialect(Definition, Dialect):
     protocol: CocaineVersion = CocaineVersion.AUTO
     """Version of the protocol: 1 since runtime 0.12, 0 before; auto: the worker is
     offered 1, and its answer decides."""
-    event: Argument = ""
+    event: Annotated[str, _Event()] = ""
     """Name of the handler that the worker is to call; by default the kind of the
     stage."""
     concurrency: Count = 10

@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etlstage.errors import PayloadTooBig, RemoteProtocolError
-from etlstage.messages import OVERHEAD
+from etlstage.messages import MOST_TEXT, OVERHEAD
 from etlstage.protocol.cocaine import frame
 from etlstage.protocol.cocaine.frame import (
-    MOST_TEXT,
     ONE,
     ZERO,
     Encoding,

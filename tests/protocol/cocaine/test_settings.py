@@ -48,6 +48,22 @@ def test_settings_survive_json() -> None:
 
 
 @pytest.mark.parametrize(
+    ("event", "text"),
+    [
+        (7, "expected text, got 7"),
+        ("a\0b", "can't contain a NUL byte"),
+        ("\ud800", "has a surrogate, expected text that can be encoded as UTF-8"),
+        ("x" * 65537, "is 65537 bytes long, expected no more than 65536"),
+    ],
+)
+def test_event_that_can_not_be_sent_is_refused(event: object, text: str) -> None:
+    """Otherwise each message would fail with it (issue 22)."""
+    assert CocaineDialect(event="x" * 65536).event
+    with pytest.raises(ConfigError, match=rf"dialect\.event: {text}"):
+        CocaineDialect(event=event)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
     ("batches", "shape"), [(False, Shape.MESSAGE), (True, Shape.BATCH)]
 )
 def test_batch_is_one_session_if_there_is_one(batches: bool, shape: Shape) -> None:
