@@ -30,6 +30,7 @@ __all__ = (
     "Run",
     "Singles",
     "StageKind",
+    "check_code",
     "check_text",
     "concatenated",
     "cost_of",
@@ -58,6 +59,8 @@ tuple. Bounds include it: short messages take thirty times their size."""
 
 MOST_TEXT: Final = 64 * 1024
 """Maximal length of a name or a reason that is sent to a worker, in bytes."""
+
+_CODES: Final = range(-(2**63), 2**63)  # error codes that a frame can hold
 
 
 class Packed(Sequence[bytes]):
@@ -236,6 +239,22 @@ def refuse_one(messages: object) -> None:
             f"expected an iterable of messages, got {_kind(messages)};"
             " put a single message in a list: [message]"
         )
+
+
+def check_code(code: object) -> int:
+    """
+    Return the code of an error that is to be sent, as a plain number.
+
+    Raises:
+        TypeError: If it is not an integer.
+        ValueError: If it does not fit into 64 bits with a sign.
+
+    """
+    if not isinstance(code, int) or isinstance(code, bool):
+        raise TypeError(f"code is {_kind(code)}, expected int")
+    if (number := int(code)) not in _CODES:
+        raise ValueError("code is out of range, expected -2**63 to 2**63 - 1")
+    return number
 
 
 def check_text(what: str, value: object) -> None:

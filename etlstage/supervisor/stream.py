@@ -31,7 +31,15 @@ import anyio
 import anyio.lowlevel
 
 from etlstage.errors import InvalidMessage, LocalProtocolError
-from etlstage.messages import Position, Result, Run, refuse_one, sound
+from etlstage.messages import (
+    Position,
+    Result,
+    Run,
+    check_code,
+    check_text,
+    refuse_one,
+    sound,
+)
 from etlstage.protocol.base import Limits, Shape, Side
 from etlstage.stage.policy import Order
 from etlstage.stage.stage import Stage
@@ -262,8 +270,22 @@ class WorkerSession:
         self._pool.kick()
 
     async def error(self, code: int, reason: str) -> None:
-        """End the session; the worker is sent the reason, and its output is dropped."""
-        self.dialogue.cancel_reason = code, reason
+        """
+        End the session; the worker is sent the reason, and its output is dropped.
+
+        Args:
+            code: Number of the error, of 64 bits with a sign.
+            reason: Text of the error.
+
+        Raises:
+            TypeError: If the code is not an integer, or the reason is not a text.
+            ValueError: If the code is out of range, or the reason can't be encoded as
+                UTF-8, or takes more than 64 KiB.
+
+        """
+        number = check_code(code)
+        check_text("reason", reason)
+        self.dialogue.cancel_reason = number, reason
         self.close()
 
     def close(self) -> None:

@@ -36,7 +36,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 from etlstage.errors import ConfigError, LocalProtocolError
-from etlstage.messages import cost_of
+from etlstage.messages import check_code, cost_of
 from etlstage.protocol import events
 from etlstage.protocol.base import Limits, Side
 from etlstage.protocol.events import (
@@ -64,7 +64,6 @@ _UNKNOWN: Final = 200
 _LOST: Final = 1  # exit status
 _UNSENT: Final = 16 * 1024 * 1024  # bytes of memory of output: handlers wait
 _CHUNK: Final = 256 * 1024  # bytes per read
-_CODES: Final = range(-(2**63), 2**63)  # error codes that a frame can hold
 # The supervisor decides how large a message may be.
 _UNLIMITED = Limits(2**31, 2**31)
 
@@ -156,16 +155,13 @@ class Response:
             ValueError: If the code is out of range, or the response is closed.
 
         """
-        if not isinstance(code, int) or isinstance(code, bool):
-            raise TypeError(f"code is {_kind(code)}, expected int")
+        number = check_code(code)
         if not isinstance(reason, str):
             raise TypeError(f"reason is {_kind(reason)}, expected str")
-        if int(code) not in _CODES:
-            raise ValueError("code is out of range, expected -2**63 to 2**63 - 1")
         self._check()
         self.closed = True
         text = printable(reason)
-        self._send(0, Ended.refused(self._id, int(code), text, _CATEGORY))
+        self._send(0, Ended.refused(self._id, number, text, _CATEGORY))
 
     def _check(self) -> None:
         if self.closed:

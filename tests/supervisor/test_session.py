@@ -434,6 +434,34 @@ async def test_caller_cancels_with_a_code_and_a_reason() -> None:
         assert await supervisor.ask(b"y") == (b"Y",)
 
 
+@pytest.mark.parametrize(
+    ("code", "reason", "error", "text"),
+    [
+        ("7", "", TypeError, "code is str, expected int"),
+        (True, "", TypeError, "code is bool, expected int"),
+        (2**63, "", ValueError, "code is out of range, expected -2\\*\\*63 to 2"),
+        (7, None, TypeError, "reason is None, expected str"),
+        (7, "\ud800", ValueError, "reason has a surrogate, expected text"),
+        (7, "x" * 65537, ValueError, "reason is 65537 bytes long, expected no more"),
+    ],
+)
+async def test_code_or_reason_that_can_not_be_sent_is_refused(
+    code: int, reason: str, error: type[Exception], text: str
+) -> None:
+    """The session goes on, and may be cancelled by another call (issue 22)."""
+    workers = Workers(echo)
+    async with AsyncSupervisor(stage(), launch=workers) as supervisor:
+        async with supervisor.session() as session:
+            with pytest.raises(error, match=text):
+                await session.error(code, reason)
+            await session.send(b"a")
+            assert await anext(session) == b"A"
+            await session.error(-(2**63), "")
+        await anyio.sleep(1)
+    (cancelled,) = workers.heard(Cancelled)
+    assert cancelled[1:] == (-(2**63), "")
+
+
 async def test_caller_that_leaves_has_its_session_cancelled() -> None:
     """Even if the caller is cancelled; a session that only waited is never sent."""
     workers = Workers(echo)
