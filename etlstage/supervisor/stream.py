@@ -216,6 +216,9 @@ class WorkerSession:
       input, or broke the protocol;
     - StageFailed: all workers failed.
 
+    If the session is cancelled, by :meth:`error` or at the end of its block, a reader
+    gets a LocalProtocolError after what has come.
+
     Sessions share the connection to their worker: while the reply of one is not read,
     the others wait for theirs. So read each session in a task of its own.
 
@@ -308,6 +311,10 @@ class WorkerSession:
                 break
             if over:
                 self._raise_error()
+                if not self.dialogue.finished:
+                    raise LocalProtocolError(
+                        "can't read all of the reply: the session was cancelled"
+                    )
                 raise StopAsyncIteration
             await self._change()
         return self._heard.popleft()

@@ -101,6 +101,12 @@ async def rest(session: WorkerSession) -> list[bytes]:
     return [chunk async for chunk in session]
 
 
+async def read_until_cancelled(session: WorkerSession) -> None:
+    """Expect the error of a session that its caller has cancelled."""
+    with pytest.raises(LocalProtocolError, match="the session was cancelled"):
+        await rest(session)
+
+
 async def test_both_sides_speak_when_they_like() -> None:
     """Each chunk is answered before the next is sent; the event's name is passed on."""
     workers = Workers(echo)
@@ -419,11 +425,11 @@ async def test_no_one_is_left() -> None:
 
 
 async def test_caller_cancels_with_a_code_and_a_reason() -> None:
-    """The worker receives both, and iteration ends."""
+    """The worker receives both, and iteration ends with an error."""
     workers = Workers(echo)
     async with AsyncSupervisor(stage(), launch=workers) as supervisor:
         async with supervisor.session() as session, anyio.create_task_group() as tasks:
-            tasks.start_soon(rest, session)
+            tasks.start_soon(read_until_cancelled, session)
             await session.send(b"x")
             await anyio.sleep(1)
             await session.error(7, "client gone")
@@ -460,6 +466,28 @@ async def test_code_or_reason_that_can_not_be_sent_is_refused(
         await anyio.sleep(1)
     (cancelled,) = workers.heard(Cancelled)
     assert cancelled[1:] == (-(2**63), "")
+
+
+async def test_reader_of_a_session_whose_caller_leaves_gets_an_error() -> None:
+    """It would take a part of the reply for all of it (issue 22)."""
+    async with (
+        AsyncSupervisor(stage(), launch=Workers(echo)) as supervisor,
+        anyio.create_task_group() as tasks,
+        supervisor.session() as session,
+    ):
+        tasks.start_soon(read_until_cancelled, session)
+        await session.send(b"a")
+        await anyio.sleep(1)
+
+
+async def test_reply_that_ended_can_be_read_after_the_block() -> None:
+    """Also if nothing of it was read inside (issue 22)."""
+    async with AsyncSupervisor(stage(), launch=Workers(echo)) as supervisor:
+        async with supervisor.session() as session:
+            await session.send(b"a")
+            await session.choke()
+            await anyio.sleep(1)
+        assert await rest(session) == [b"A"]
 
 
 async def test_caller_that_leaves_has_its_session_cancelled() -> None:
