@@ -211,17 +211,25 @@ class Publisher:
 
     def rollback_intents(self) -> list[AckIntent]:
         """
-        Return the intents that roll back the open transaction, in place of a commit.
+        Return the intents that roll back the open transaction, and begin another.
 
+        They have to be appended before this publisher's next message, as for a commit.
         Unless they are appended, readers keep the state of the transaction until they
         forget its producer.
+
+        If an append of the transaction is uncertain, it stays open; use another
+        publisher for the next one.
         """
         # If the first clock is 1, the acknowledged one is 0, which stands for no UUID.
-        return [
+        kept = {j: opened for j, opened in self._open.items() if opened[2] == 1}
+        intents = [
             self._rollback(journal, *opened)
             for journal, opened in self._open.items()
-            if opened[2] != 1
+            if journal not in kept
         ]
+        if not self._uncertain:
+            self._open = kept
+        return intents
 
     def _rollback(
         self, journal: str, message: Message, framing: Framing, first: int

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -35,7 +36,7 @@ from etlstage.journal import (
 )
 from etlstage.journal.reader import Registered
 from etlstage.journal.retention import Retention
-from etlstage.sequencing import Clock, FrameError, JsonMessage, clock_at
+from etlstage.sequencing import AckIntent, Clock, FrameError, JsonMessage, clock_at
 from tests.patience import HANG
 
 SECOND = 10**9
@@ -218,6 +219,25 @@ def test_transaction_is_read_when_it_is_acknowledged() -> None:
         journals.append(intent.journal, intent.intent)
     publish(journals, 4)
     assert numbers(journals.read_committed("r", ring=1)) == [1, 3, 4]
+
+
+def test_publisher_continues_after_a_rollback() -> None:
+    """It may publish committed messages, and begin a transaction (issue 24)."""
+    journals, opened = memory(), list[AckIntent]()
+    writer = Publisher(journals, mapping=modulo(itemgetter("k")), opening=opened.append)
+    for rolled_back in (1, 2):
+        writer.publish_uncommitted({"k": rolled_back})
+        intents = writer.rollback_intents()
+        assert intents == opened[-1:]
+        for journal, intent in intents:
+            journals.append(journal, intent)
+        assert writer.rollback_intents() == writer.build_ack_intents() == []
+    writer.publish_committed({"k": 3})
+    writer.publish_uncommitted({"k": 4})
+    for journal, intent in writer.build_ack_intents():
+        journals.append(journal, intent)
+    assert len(opened) == 3
+    assert numbers(journals.read_committed(ring=0)) == [3, 4]
 
 
 async def test_following_reader_waits_for_more() -> None:
