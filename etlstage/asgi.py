@@ -40,6 +40,7 @@ from etlstage.errors import (
 )
 from etlstage.stage import Stage
 from etlstage.supervisor import AsyncSupervisor, Health
+from etlstage.supervisor.arguments import check_seconds, check_stage
 from etlstage.telemetry import PrometheusMeter
 from etlstage.telemetry.log import Log
 from etlstage.telemetry.prometheus import CONTENT_TYPE
@@ -66,6 +67,10 @@ class StageService:
         meter: Where to count what happens; ``/metrics`` shows it.
         launch: Starts the workers; by default as their dialect requires.
 
+    Raises:
+        TypeError: If ``stage`` is not a stage, or a time is not a number.
+        ValueError: If a time is not a number of seconds (NaN).
+
     """
 
     def __init__(
@@ -78,6 +83,10 @@ class StageService:
         meter: PrometheusMeter | None = None,
         launch: Launch = launch_worker,
     ) -> None:
+        check_stage(stage)
+        if timeout is not None:
+            check_seconds("timeout", timeout)
+        check_seconds("drain", drain)
         self.stage = stage
         self.meter = meter
         self._timeout = timeout

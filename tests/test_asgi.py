@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import sys
@@ -247,6 +248,24 @@ async def test_application_that_does_not_serve() -> None:
         reply = await client.post("/", content=b"a")
         ready, health = await client.get("/ready"), await client.get("/health")
     assert (reply.status_code, ready.status_code, health.status_code) == (503, 503, 200)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "text"),
+    [
+        ({"timeout": "2"}, TypeError, "timeout: expected a number of seconds, got '2'"),
+        ({"timeout": math.nan}, ValueError, "timeout is nan, expected a number"),
+        ({"drain": None}, TypeError, "drain: expected a number of seconds, got None"),
+        ({"stage": "t"}, TypeError, "expected a Stage, got str; make one with"),
+    ],
+)
+def test_arguments_are_validated(
+    settings: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    """Otherwise each request would fail, or the end of the server (issue 22)."""
+    assert service(timeout=None)
+    with pytest.raises(error, match=text):
+        service(**settings)
 
 
 async def test_program_that_is_not_there() -> None:

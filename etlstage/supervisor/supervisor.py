@@ -53,6 +53,14 @@ from etlstage.protocol.base import Limits, Side
 from etlstage.protocol.events import Assignment, FarewellReason
 from etlstage.stage.policy import BatchPolicy
 from etlstage.stage.stage import Stage
+from etlstage.supervisor.arguments import (
+    check_callable,
+    check_limit,
+    check_meter,
+    check_seconds,
+    check_stage,
+    check_whole,
+)
 from etlstage.supervisor.exchange.exchange import Outcome
 from etlstage.supervisor.exchange.keyed import Lanes
 from etlstage.supervisor.exchange.submission import Collected, Submission
@@ -134,26 +142,22 @@ class AsyncSupervisor:
         commit: StoreCommit | None = None,
         assignment: Assignment | None = None,
     ) -> None:
-        if not isinstance(stage, Stage):
-            raise TypeError(
-                f"expected a Stage, got {type(stage).__name__}; make one with"
-                ' Stage(name="clean", worker=["python", "clean.py"])'
-            )
+        check_stage(stage)
         if assignment is not None and stage.pool.max > 1:
             raise ValueError(
                 f"stage {stage.name}: expected one worker, found workers:"
                 f" {stage.pool.max}: a share of the input belongs to a single worker;"
                 " use a supervisor for each share"
             )
-        _check_limit("max_messages", max_messages, 1)
-        _check_limit("max_bytes", max_bytes, 1)
+        check_limit("max_messages", max_messages, 1)
+        check_limit("max_bytes", max_bytes, 1)
         if max_pending is not None:
-            _check_limit("max_pending", max_pending, 0)
-        _check_callable("launch", launch, "a function")
+            check_limit("max_pending", max_pending, 0)
+        check_callable("launch", launch, "a function")
         if commit is not None:
-            _check_callable("commit", commit, "an async function")
+            check_callable("commit", commit, "an async function")
         if meter is not None:
-            _check_meter(meter)
+            check_meter(meter)
         self.stage = stage
         self._metrics = StageMetrics(meter, stage.name) if meter is not None else None
         self._observers = Observers(stage, self._metrics)
@@ -229,11 +233,14 @@ class AsyncSupervisor:
             why: The reason that is sent to workers, in dialects with reasons.
 
         Raises:
+            TypeError: If ``drain`` is not a number; nothing is stopped then.
+            ValueError: If it is not a number of seconds (NaN), likewise.
             InvalidState: Before the block, or in another event loop or thread.
 
         """
         self._require_entered()
         self._in_loop()
+        check_seconds("drain", drain)
         self._pool.close_for(why)
         for intake in self._intakes:
             intake.scope.cancel()
@@ -291,7 +298,7 @@ class AsyncSupervisor:
 
         """
         self._running()
-        _check_whole("workers", workers)
+        check_whole("workers", workers)
         if workers < 1 or self.stage.kind is StageKind.EXTRACT:
             raise ValueError(
                 f"stage {self.stage.name} of kind {self.stage.kind.value} can't have"
@@ -422,6 +429,8 @@ class AsyncSupervisor:
                 keeps working on it; ``stage.timeout.message`` is a deadline for that.
 
         Raises:
+            TypeError: If the message is not bytes, or ``timeout`` is not a number.
+            ValueError: If ``timeout`` is not a number of seconds (NaN).
             TimeoutError: If there is no result in time.
             Overloaded: If too many messages are pending.
             EtlstageError: If the message failed: the error of its :class:`Result`.
@@ -435,6 +444,8 @@ class AsyncSupervisor:
                 f"stage {self.stage.name} answers in batches: outputs can't be matched"
                 " to single messages; use submit()"
             )
+        if timeout is not None:
+            check_seconds("timeout", timeout)
         with Span("ask", stage=self.stage.name) as noted:
             with anyio.move_on_after(timeout):
                 (result,) = await self._submit([message], noted)
@@ -760,29 +771,4 @@ class AsyncSupervisor:
             raise InvalidState(
                 f"{self!r} is used outside the event loop that it was entered in;"
                 " use it within one asyncio.run(), or a separate supervisor in each"
-            )
-
-
-def _check_limit(name: str, value: int, least: int) -> None:
-    _check_whole(name, value)
-    if value < least:
-        raise ValueError(f"{name} is {value}, expected {least} or more")
-
-
-def _check_whole(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name}: expected a whole number, got {value!r}")
-
-
-def _check_callable(name: str, value: object, expected: str) -> None:
-    if not callable(value):
-        raise TypeError(f"{name}: expected {expected}, got {type(value).__name__}")
-
-
-def _check_meter(meter: object) -> None:
-    for method in ("counter", "gauge", "histogram"):
-        if not callable(getattr(meter, method, None)):
-            raise TypeError(
-                f"meter: expected a Meter, got {type(meter).__name__} without"
-                f" {method}(); see etlstage.telemetry"
             )

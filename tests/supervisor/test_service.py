@@ -185,6 +185,30 @@ async def test_number_of_workers_is_whole(workers: Any, shown: str) -> None:  # 
         assert supervisor.health == ("ready", "")
 
 
+@pytest.mark.parametrize(
+    ("wrong", "error", "text"),
+    [
+        ("2", TypeError, ": expected a number of seconds, got '2'"),
+        (True, TypeError, ": expected a number of seconds, got True"),
+        (float("nan"), ValueError, " is nan, expected a number of seconds"),
+    ],
+)
+async def test_times_are_validated(
+    wrong: Any,  # noqa: ANN401
+    error: type[Exception],
+    text: str,
+) -> None:
+    """Nothing is asked or closed with a wrong one (issue 22)."""
+    async with service() as supervisor:
+        with pytest.raises(error) as caught:
+            await supervisor.ask(b"0", timeout=wrong)
+        assert str(caught.value) == f"timeout{text}"
+        with pytest.raises(error) as caught:
+            await supervisor.aclose(drain=wrong)
+        assert str(caught.value) == f"drain{text}"
+        assert await supervisor.ask(b"0", timeout=5) == (b"0", b"slept")
+
+
 # --- health --------------------------------------------------------------------------
 
 
