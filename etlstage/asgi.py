@@ -103,20 +103,26 @@ class StageService:
         Raises:
             WorkerStartFailed: If the program does not exist; then the server does not
                 start.
+            InvalidState: If it runs already, as for another application.
 
         """
-        async with AsyncSupervisor(
+        if self._running is not None:
+            raise InvalidState(
+                f"stage {self.stage.name}: the lifespan of this service runs already;"
+                " make a service for each application"
+            )
+        self._running = supervisor = AsyncSupervisor(
             self.stage,
             max_pending=self._max_pending,
             meter=self.meter,
             launch=self._launch,
-        ) as supervisor:
-            self._running = supervisor
-            try:
+        )
+        try:
+            async with supervisor:
                 yield
                 await supervisor.aclose(drain=self._drain)
-            finally:
-                self._running = None
+        finally:
+            self._running = None
 
     def install(self, app: Starlette) -> None:
         """Add the probes, the metrics and the handlers of errors to an application."""

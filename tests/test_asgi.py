@@ -268,6 +268,17 @@ def test_arguments_are_validated(
         service(**settings)
 
 
+async def test_lifespan_that_runs_already() -> None:
+    """Another application is refused, and the first goes on (issue 22)."""
+    made = service()
+    for _ in range(2):
+        async with made.lifespan(starlette(made)):
+            with pytest.raises(InvalidState, match="runs already; make a service for"):
+                async with made.lifespan(starlette(made)):
+                    pass
+            assert await made.ask(b"a") == (b"A",)
+
+
 async def test_program_that_is_not_there() -> None:
     """The server does not start."""
     made = StageService(Stage(name="t", worker=[sys.executable, "no-such-file.py"]))
