@@ -321,13 +321,13 @@ class WorkerPool:
         self.backlog.drop(submission)
         if self._drained is not None and not self.backlog.occupied:
             self._drained.set()
+            self._drained = None
 
     async def drain(self) -> None:
         """Wait until all that was submitted is done."""
         while self.backlog.occupied:
             self._drained = self._drained or anyio.Event()
             await self._drained.wait()
-            self._drained = None
 
     def closed(self) -> WorkerLost:
         """Return the error for messages of a closed supervisor."""

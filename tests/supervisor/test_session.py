@@ -578,6 +578,32 @@ async def test_session_may_end_while_the_supervisor_drains() -> None:
                 await anext(late)
 
 
+async def test_supervisor_that_is_closed_twice_drains_once() -> None:
+    """Both calls return once a late caller is gone, too (issue 22)."""
+
+    async def slow(worker: CocaineWorker, event: Event) -> None:
+        if isinstance(event, Opened):
+            await anyio.sleep(5)
+        await echo(worker, event)
+
+    async with AsyncSupervisor(stage(), launch=Workers(slow)) as supervisor:
+
+        async def ask_again() -> None:
+            assert await supervisor.ask(b"a") == (b"A",)
+            async with supervisor.session() as session:
+                await anyio.sleep(5)
+                with pytest.raises(WorkerLost, match="the supervisor is closed"):
+                    await anext(session)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask_again)
+            await anyio.sleep(1)
+            with anyio.fail_after(60):
+                async with anyio.create_task_group() as closing:
+                    for _ in range(2):
+                        closing.start_soon(partial(supervisor.aclose, drain=1000))
+
+
 async def test_session_that_outlives_the_supervisor_is_lost() -> None:
     """Messages to a worker that was asked to terminate are dropped."""
     lasting = stage(CocaineDialect(seal=1.0), timeout=Timeouts(stop=3))
