@@ -215,6 +215,11 @@ class Journals:
         """The readers of this object that hold a name; closed with it."""
         Retention.of(keep)
         limit_of(limit)
+        for setting, text in (("name", name or ""), ("content_type", content_type)):
+            if not isinstance(text, str):
+                raise ConfigError(f"{setting} is {text!r}, expected text")
+        if not callable(now):
+            raise ConfigError(f"now is {now!r}, expected a function")
         framing_by_content_type(content_type)
         where = str(path) if path is not None else "memory"
         self._where = where
@@ -222,7 +227,7 @@ class Journals:
             "layout": LAYOUT,
             "name": name or os.path.basename(os.path.abspath(where)),
             "content_type": content_type,
-            "labels": dict(labels or {}),
+            "labels": _labels({} if labels is None else labels),
             "partitions": 1 if partitions is None else partitions,
             "keep": keep,
             "limit": limit,
@@ -362,21 +367,24 @@ class Journals:
             labels: Replaces the labels of all journals of the set.
 
         Raises:
-            ConfigError: If the count is negative, or the set would have too many.
+            ConfigError: If the count is negative, the set would have too many, or an
+                argument is invalid.
             JournalError: If the journals are a broker's.
 
         """
-        if count < 0:
-            raise ConfigError(f"count is {count}, expected 0 or more to add")
+        wrong = isinstance(count, bool) or not isinstance(count, int | float)
+        if wrong or count < 0:
+            raise ConfigError(f"count is {count!r}, expected 0 or more to add")
         if self.broker is not None:
             raise JournalError(
                 f"{self.name}: a broker's journals are created at the broker; open them"
                 " with their number as partitions"
             )
+        labelled = None if labels is None else _labels(labels)
         with self._changing() as spec:
             spec["partitions"] = _checked(spec["partitions"] + count)
-            if labels is not None:
-                spec["labels"] = dict(labels)
+            if labelled is not None:
+                spec["labels"] = labelled
 
     def set_retention(self, *, keep: Keep, limit: str | None) -> None:
         """
@@ -671,9 +679,19 @@ class Journals:
 
 def _checked(partitions: int) -> int:
     """Return a number of partitions that a set can have."""
-    if not isinstance(partitions, int) or not 1 <= partitions <= 10_000:
+    whole = isinstance(partitions, int) and not isinstance(partitions, bool)
+    if not whole or not 1 <= partitions <= 10_000:
         raise ConfigError(f"partitions is {partitions!r}, expected 1 to 10000")
     return partitions
+
+
+def _labels(labels: object) -> dict[str, str]:
+    """Return the labels of a set's journals."""
+    if isinstance(labels, Mapping):
+        texts = [*labels.keys(), *labels.values()]
+        if all(isinstance(text, str) for text in texts):
+            return dict(labels)
+    raise ConfigError(f"labels is {labels!r}, expected texts by name")
 
 
 def modulo(key: Callable[[Any], object]) -> Unbound:

@@ -112,7 +112,7 @@ class Time:
 def memory(storage: MemoryStorage | None = None, **fields: Any) -> Journals:  # noqa: ANN401
     """Return a set of journals in memory."""
     storage = MemoryStorage() if storage is None else storage
-    return Journals(storage=storage, name="orders", **fields)
+    return Journals(storage=storage, **{"name": "orders", **fields})
 
 
 def publisher(journals: Journals) -> Publisher:
@@ -627,9 +627,15 @@ def test_spec_that_is_lost(tmp_path: Path) -> None:
         ({"keep": 7}, "keep is 7, expected 'read'"),
         ({"partitions": 0}, "partitions is 0, expected 1 to 10000"),
         ({"partitions": "2"}, "partitions is '2', expected 1 to 10000"),
+        ({"partitions": True}, "partitions is True, expected 1 to 10000"),
+        ({"name": 5}, "name is 5, expected text"),
+        ({"labels": {"a": 1}}, "labels is {'a': 1}, expected texts by name"),
+        ({"labels": ["a"]}, r"labels is \['a'\], expected texts by name"),
+        ({"now": 5}, "now is 5, expected a function"),
         ({"segment": 0}, "segment is 0, expected 1 or more bytes"),
         ({"segment": "1MiB"}, "segment is '1MiB', expected 1 or more bytes"),
         ({"content_type": "text/plain"}, "unrecognized content-type"),
+        ({"content_type": None}, "content_type is None, expected text"),
     ],
 )
 def test_wrong_arguments(fields: dict[str, Any], error: str) -> None:
@@ -665,14 +671,16 @@ def test_number_of_partitions_is_that_of_the_set() -> None:
         memory(storage, partitions=3)
 
 
-@pytest.mark.parametrize("count", [-1, 1.5, 10_000])
+@pytest.mark.parametrize("count", [-1, 1.5, 10_000, True, "3", None])
 def test_partitions_that_can_not_be_added(tmp_path: Path, count: Any) -> None:  # noqa: ANN401
     """None are removed, and the set stays as it is (issue 24)."""
     with Journals.open(tmp_path / "set", partitions=2) as journals:
         with pytest.raises(
-            ConfigError, match=r"^(count|partitions) is (-1|3.5|10002),"
+            ConfigError, match=r"^(count|partitions) is (-1|3.5|10002|True|'3'|None),"
         ):
             journals.add_partitions(count)
+        with pytest.raises(ConfigError, match=r"^labels is {'a': 1}, expected texts"):
+            journals.add_partitions(1, labels={"a": 1})  # type: ignore[dict-item]
         journals.refresh()
     with Journals.open(tmp_path / "set") as journals:
         assert len(journals.partitions()) == 2
