@@ -245,6 +245,18 @@ def _checked(start: Start, names: Sequence[str]) -> Start:
     return start
 
 
+def _check(ring: object, seconds: object, position: object) -> None:
+    """Check the other arguments of a reader; None stands for the default of each."""
+    valid = ring is None or (isinstance(ring, int) and ring >= 0)
+    if isinstance(ring, bool) or not valid:
+        raise ConfigError(f"ring is {ring!r}, expected a number of messages")
+    valid = seconds is None or (isinstance(seconds, int | float) and seconds >= 0)
+    if isinstance(seconds, bool) or not valid:
+        raise ConfigError(f"commit_every is {seconds!r}, expected 0 or more seconds")
+    if not (position is None or isinstance(position, Checkpoint)):
+        raise ConfigError(f"position is {position!r}, expected a Checkpoint")
+
+
 class CommittedReader:
     """
     Iterates over the committed messages of a set, each once, without acknowledgements.
@@ -278,7 +290,8 @@ class CommittedReader:
         frames: Number of frames read, including those that are not committed.
 
     Raises:
-        ConfigError: If ``start`` is no place where a reader can begin.
+        ConfigError: If ``start`` is no place where a reader can begin, or another
+            argument is invalid.
         ReaderBusy: If another reader is using the name.
 
     """
@@ -299,6 +312,7 @@ class CommittedReader:
         on_error: OnError | None = None,
         load: str = "",
     ) -> None:
+        _check(ring, commit_every, position)
         self.name = name
         self.frames: int = 0
         self._load = load

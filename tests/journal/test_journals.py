@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import subprocess
@@ -371,6 +372,28 @@ def test_place_where_no_reader_begins(start: Any, error: str) -> None:  # noqa: 
         with pytest.raises(ConfigError, match=re.escape(error)):
             journals.read_committed(name, start=start)
     assert not list(journals.readers())
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"ring": -1}, "ring is -1, expected a number of messages"),
+        ({"ring": 1.5}, "ring is 1.5, expected a number of messages"),
+        ({"ring": True}, "ring is True, expected a number of messages"),
+        ({"commit_every": -1}, "commit_every is -1, expected 0 or more seconds"),
+        ({"commit_every": math.nan}, "commit_every is nan, expected 0 or more seconds"),
+        ({"commit_every": "1"}, "commit_every is '1', expected 0 or more seconds"),
+        ({"commit_every": False}, "commit_every is False, expected 0 or more seconds"),
+        ({"position": 5}, "position is 5, expected a Checkpoint"),
+    ],
+)
+def test_wrong_arguments_of_a_reader(fields: dict[str, Any], error: str) -> None:
+    """It is not registered, and keeps nothing (issue 24)."""
+    journals = memory()
+    with pytest.raises(ConfigError, match=error):
+        journals.read_committed("r", **fields)
+    assert not journals.readers()
+    journals.read_committed("r", ring=0, commit_every=0).close()
 
 
 def test_reader_begins_at_an_offset_within_a_group() -> None:
