@@ -77,12 +77,13 @@ class CsvFormat(LineFormat):
         if not self._header:
             return [f"_c{n}" for n in range(len(cells))]
         names = self._named_by(cells)
-        twice = {name for name in names if names.count(name) > 1}
-        if twice:
-            raise Unreadable(
-                f"{where()}: column {min(twice)!r} appears twice: give the columns"
-                " different names, or omit the option header"
-            )
+        lower = [name.lower() for name in names]
+        for n, name in enumerate(names):
+            if lower[n] in lower[:n]:
+                raise Unreadable(
+                    f"{where()}: column {name!r} appears twice, ignoring case: give the"
+                    " columns different names, or omit the option header"
+                )
         return names
 
     @staticmethod
@@ -101,11 +102,11 @@ class CsvFormat(LineFormat):
     def _table(self, data: bytes, lines: FileLines) -> pa.Table:
         skipped = 0
         if self._header and lines.first:
-            head = re.match(rb"(?:[\x00-\x20]*\n)?[^\n]*\n", data)
-            end = head.end() if head else 0
-            skipped = data.count(b"\n", 0, end)
-            self._check_header(data[:end].strip(BLANKS), lines, skipped - 1)
-            data = data[end:]
+            head = re.match(rb"(?:[\x00-\x20]*\n)?([^\n]*)\n", data)
+            if head is not None:
+                skipped = data.count(b"\n", 0, head.end())
+                self._check_header(head[1], lines, skipped - 1)
+                data = data[head.end() :]
 
         if self._columns == []:
             return without_columns(sum(1 for _ in _filled(data)))
@@ -120,7 +121,7 @@ class CsvFormat(LineFormat):
 
     def _check_header(self, line: bytes, lines: FileLines, index: int) -> None:
         """Assert that no value gets into another column than the one that it is in."""
-        if not line:
+        if not line.strip(BLANKS):
             return
         where = partial(lines.place, index)
         names = self._named_by(self._cells(decoded(line, where), where))

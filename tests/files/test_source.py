@@ -287,6 +287,12 @@ async def test_message_and_key_are_columns(tmp_path: Path) -> None:
         ),
         (
             "csv",
+            "a,A\n",
+            {"options": {"header": "true"}},
+            "in/f:1: column 'A' appears twice, ignoring case: give the columns",
+        ),
+        (
+            "csv",
             "\n\na,a\n",
             {"options": {"header": "true"}},
             "in/f:3: column 'a' appears",
@@ -740,6 +746,29 @@ async def test_header_of_other_columns_or_in_another_order(
     (tmp_path / "g").write_text(second)
     header = {"header": "true"}
     assert error in await error_of(tmp_path, "csv", schema=schema, options=header)
+
+
+@pytest.mark.parametrize(
+    ("header", "names"),
+    [("\ta\tb", ["_c0", "a", "b"]), ("a\t b\t", ["a", " b", "_c2"])],
+)
+async def test_header_keeps_blanks_at_its_ends(
+    tmp_path: Path, header: str, names: list[str]
+) -> None:
+    """A separator or part of a name, they are no end of the line (issue 23)."""
+    (tmp_path / "e").write_text("\ufeff")
+    (tmp_path / "f").write_text(f"\n \n{header}\n1\t2\t3\n")
+    options = {"header": "true", "sep": "\t"}
+    (message,) = await messages_of(FileSource(str(tmp_path), "csv", options=options))
+    assert json.loads(message) == dict(zip(names, "123", strict=True))
+
+
+async def test_header_that_begins_with_a_separator(tmp_path: Path) -> None:
+    """With a schema, cells are not read as those of the columns before (issue 23)."""
+    (tmp_path / "f").write_text("\ta\tb\n1\t2\t\n")
+    options = {"header": "true", "sep": "\t"}
+    error = await error_of(tmp_path, "csv", schema="a int, b int", options=options)
+    assert "in/f:1: column 'a' is number 2 in the header, and 1 in the" in error
 
 
 @pytest.mark.parametrize("schema", [None, "a string, b string"])

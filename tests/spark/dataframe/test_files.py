@@ -29,6 +29,7 @@ CSV = [
     (b'id,name\r\n1,"a,b"\r\n2," x "\r\n3,"say ""hi"""\r\n 4 ,a\r\n', RFC),
     (b"id;name\n1;\xc3\xa9\xf0\x9d\x84\x9e\n2;a\tb\n", {**HEADER, "sep": ";"}),
     (b"\xef\xbb\xbfid,name\n1,x", HEADER),
+    (b"\tid\tname \n0\t1\tx\n", {**HEADER, "sep": "\t"}),
 ]
 JSON = b"""\
 {"b": 1, "a": "x", "s": {"z": 1, "y": null}, "l": [1, 2.5], "e": {}, "n": null}
