@@ -32,8 +32,7 @@ class ParquetFormat(Format):
         elif self._files:
             with self._opened(self._files[0]) as found:
                 fields = [
-                    (field.name, _instant(field.type) if old else _plain(field.type))
-                    for field, old in zip(found.schema_arrow, _olds(found), strict=True)
+                    (field.name, _plain(field.type)) for field in _schema_of(found)
                 ]
             self._schema = pa.schema(fields)
 
@@ -60,8 +59,7 @@ class ParquetFormat(Format):
     def chunks(self, file: InputFile, start: int) -> Iterator[Chunk]:
         """Yield the rows after a number of rows; blocks."""
         with self._opened(file) as found:
-            old = dict(zip(found.schema_arrow.names, _olds(found), strict=True))
-            end = 0
+            schema, end = _schema_of(found), 0
             for group in range(found.num_row_groups):
                 rows = found.metadata.row_group(group).num_rows
                 if end + rows <= start:
@@ -71,11 +69,9 @@ class ParquetFormat(Format):
                     skipped, end = max(0, start - end), end + len(batch)
                     if skipped < len(batch):
                         table = pa.Table.from_batches([batch.slice(skipped)])
-                        yield Chunk(self._fitted(table, old, file), end)
+                        yield Chunk(self._fitted(table, schema, file), end)
 
-    def _fitted(
-        self, table: pa.Table, old: Mapping[str, bool], file: InputFile
-    ) -> pa.Table:
+    def _fitted(self, table: pa.Table, schema: pa.Schema, file: InputFile) -> pa.Table:
         if not self._schema:
             return table.select([])  # a table that is made of no columns has no rows
         columns = []
@@ -84,9 +80,7 @@ class ParquetFormat(Format):
             if name is None:
                 columns.append(pa.nulls(table.num_rows, field.type))
                 continue
-            column = table[name]
-            if old[name]:
-                column = column.cast(_instant(column.type))
+            column = table[name].cast(schema.field(name).type)
             try:
                 columns.append(_cast(column, field.type))
             except (pa.ArrowException, ValueError) as error:
@@ -148,12 +142,9 @@ def _plain(old: pa.DataType, new: pa.DataType | None = None) -> pa.DataType:
     if pt.is_binary_view(old):
         return pa.binary()
     news = {} if new is None else _inner(new)
-    inner = {name: _plain(kind, news.get(name)) for name, kind in _inner(old).items()}
-    if pt.is_struct(old):
-        return pa.struct([field.with_type(inner[field.name]) for field in old])
-    if pt.is_map(old):
-        return pa.map_(inner["key"], inner["value"])
-    return pa.list_(inner["element"]) if pt.is_list(old) else old
+    return _with_inner(
+        old, {name: _plain(kind, news.get(name)) for name, kind in _inner(old).items()}
+    )
 
 
 def _check_times(old: pa.DataType, new: pa.DataType) -> None:
@@ -188,12 +179,29 @@ def _inner(kind: pa.DataType) -> Mapping[str, pa.DataType]:
     return {"element": kind.value_type} if pt.is_nested(kind) else {}
 
 
-def _olds(found: Any) -> list[bool]:  # noqa: ANN401 - Arrow is not typed
-    """Return which columns are INT96, the 12-byte instants that Spark writes."""
-    paths = (found.schema.column(n) for n in range(len(found.schema)))
-    old = {column.path for column in paths if column.physical_type == "INT96"}
-    return [name in old for name in found.schema_arrow.names]
+def _with_inner(kind: pa.DataType, inner: Mapping[str, pa.DataType]) -> pa.DataType:
+    """Return a type with other types within it, named as :func:`_inner` does."""
+    if pt.is_struct(kind):
+        return pa.struct([field.with_type(inner[field.name]) for field in kind])
+    if pt.is_map(kind):
+        return pa.map_(inner["key"], inner["value"])
+    if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind):
+        return pa.list_(inner["element"])
+    return kind
 
 
-def _instant(kind: pa.DataType) -> pa.DataType:
-    return pa.timestamp("us", "UTC") if pt.is_timestamp(kind) else kind
+def _schema_of(found: Any) -> pa.Schema:  # noqa: ANN401 - Arrow is not typed
+    """Return the columns of a file; INT96, as Spark writes instants, has a zone."""
+    leaves = [found.schema.column(n).physical_type for n in range(len(found.schema))]
+    if "INT96" not in leaves:
+        return found.schema_arrow
+    stored = iter(leaves)
+    return pa.schema([(f.name, _instants(f.type, stored)) for f in found.schema_arrow])
+
+
+def _instants(kind: pa.DataType, stored: Iterator[str]) -> pa.DataType:
+    """Return a type; ``stored`` has how Parquet stores each type without inner ones."""
+    if inner := _inner(kind):
+        made = {name: _instants(one, stored) for name, one in inner.items()}
+        return _with_inner(kind, made)
+    return pa.timestamp("us", "UTC") if next(stored) == "INT96" else kind

@@ -5,7 +5,7 @@ import json
 import os
 import tracemalloc
 from contextlib import aclosing
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -510,14 +510,43 @@ async def test_parquet_numbers_are_no_times(
     assert ": numbers and times are not converted into each other: declare" in error
 
 
-async def test_parquet_instant_within_a_value(tmp_path: Path) -> None:
+INSTANT = pa.timestamp("us", "UTC")
+
+
+@pytest.mark.parametrize("declared", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "value", "wanted"),
+    [
+        (INSTANT, 0, "timestamp"),
+        (pa.list_(INSTANT), [0], "array<timestamp>"),
+        (pa.large_list(INSTANT), [0], "array<timestamp>"),
+        (pa.list_(INSTANT, 1), [0], "array<timestamp>"),
+        (pa.map_(pa.string(), INSTANT), [("k", 0)], "map<string, timestamp>"),
+        (
+            pa.struct([("n", pa.list_(pa.struct([("b", INSTANT)])))]),
+            {"n": [{"b": 0}]},
+            "struct<n: array<struct<b: timestamp>>>",
+        ),
+    ],
+    ids=str,
+)
+async def test_parquet_instant_within_a_value(
+    tmp_path: Path, kind: pa.DataType, value: object, wanted: str, *, declared: bool
+) -> None:
     """As Spark writes it, without a zone in Arrow's type (issue 23)."""
-    values = pa.array([[0]], pa.list_(pa.timestamp("us", "UTC")))
-    table = pa.table({"a": values})
+    columns = {"b": [1], "a": pa.array([value], kind), "d.e": pa.array([0], INSTANT)}
+    table = pa.table(columns)
     pq.write_table(table, tmp_path / "f", use_deprecated_int96_timestamps=True)
-    source = FileSource(str(tmp_path), "parquet", schema="a array<timestamp>")
+    schema = f"b bigint, a {wanted}, `d.e` timestamp" if declared else None
+    source = FileSource(str(tmp_path), "parquet", schema=schema)
     (message,) = await messages_of(source)
-    assert datetime.fromisoformat(json.loads(message)["a"][0]).timestamp() == 0
+    found = json.loads(message)
+    assert found["b"] == 1
+    for one in (found["a"], found["d.e"]):
+        inner = one
+        while not isinstance(inner, str):
+            (inner,) = inner.values() if isinstance(inner, dict) else inner
+        assert datetime.fromisoformat(inner) == datetime.fromtimestamp(0, UTC)
 
 
 @pytest.mark.parametrize(
