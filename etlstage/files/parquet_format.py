@@ -109,12 +109,6 @@ class ParquetFormat(Format):
 def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
     """Return values of another type; raises ValueError if one would be changed."""
     column = column.cast(_plain(column.type, kind))
-    both = pt.is_timestamp(kind) and pt.is_timestamp(column.type)
-    if both and (column.type.tz is None) != (kind.tz is None):
-        raise ValueError(
-            "only one of the two has a zone: declare timestamp_ntz for times without a"
-            " zone, timestamp for others"
-        )
     _check_times(column.type, kind)
     made = column.cast(kind)
     # A text may be written in several ways; other values must be the same again.
@@ -148,13 +142,23 @@ def _plain(old: pa.DataType, new: pa.DataType | None = None) -> pa.DataType:
 
 
 def _check_times(old: pa.DataType, new: pa.DataType) -> None:
-    """Raise ValueError if numbers would become times, or times others, at any depth."""
+    """
+    Raise ValueError if times are not of the same sort in two types, at any depth.
+
+    Numbers are no times, and times with a zone differ from those without.
+    """
     if _time_of(old) != _time_of(new) and not (
         is_text(old) or is_text(new) or pt.is_null(old)
     ):
         raise ValueError(
             "numbers and times are not converted into each other: declare the type of"
             " the file, and have a worker convert the values"
+        )
+    both = pt.is_timestamp(old) and pt.is_timestamp(new)
+    if both and (old.tz is None) != (new.tz is None):
+        raise ValueError(
+            "only one of the two has a zone: declare timestamp_ntz for times without a"
+            " zone, timestamp for others"
         )
     inner = _inner(new)
     for name, kind in _inner(old).items():

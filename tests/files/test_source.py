@@ -850,16 +850,19 @@ async def test_separator_of_cells(tmp_path: Path, sep: str, cut: str) -> None:
     assert [[*row.values()] for row in found] == [[a, b or None] for a, b in rows]
 
 
+@pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize(
     ("zone", "wanted"), [(None, "timestamp"), ("UTC", "timestamp_ntz")]
 )
 async def test_time_of_parquet_with_a_zone_or_without(
-    tmp_path: Path, zone: str | None, wanted: str
+    tmp_path: Path, zone: str | None, wanted: str, *, nested: bool
 ) -> None:
-    """One is no value of the other's type (issue 23)."""
-    values = pa.array([datetime(2020, 1, 1, 5)], pa.timestamp("us", zone))
+    """One is no value of the other's type, at any depth (issue 23)."""
+    kind, value = pa.timestamp("us", zone), datetime(2020, 1, 1, 5)
+    values = pa.array([[value]], pa.list_(kind)) if nested else pa.array([value], kind)
     pq.write_table(pa.table({"a": values}), tmp_path / "f")
-    error = await error_of(tmp_path, "parquet", schema=f"a {wanted}")
+    schema = f"a array<{wanted}>" if nested else f"a {wanted}"
+    error = await error_of(tmp_path, "parquet", schema=schema)
     assert "only one of the two has a zone: declare timestamp_ntz for times" in error
 
 
