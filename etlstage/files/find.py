@@ -1,10 +1,11 @@
 """
 Find the files of an input, as Spark does.
 
-A path is a file, a folder, or a pattern of these. In a folder, subfolders with ``=`` in
-their names are partitions, whose columns are not in the files; other subfolders are not
-searched. Names that begin with a dot, or with an underscore and have no ``=``, are not
-data. Files come in the order of their names.
+A path is a file, a folder, or a pattern of these, with ``*``, ``?``, ``[ab]``, ``[^ab]``
+and ``{ab,cd}``. In a folder, subfolders with ``=`` in their names are partitions, whose
+columns are not in the files; other subfolders are not searched. Names that begin with a
+dot, or with an underscore and have no ``=``, are not data. Files come in the order of
+their names.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ __all__ = (
     "folder_flaw",
     "folder_name",
     "is_changed",
+    "matching",
     "partition_columns",
     "text_column",
 )
@@ -49,6 +51,7 @@ LONGEST: Final = 255
 """Bytes of a folder's name, at most, by the limit of file systems."""
 ODD: Final = re.compile(r"""[\x00-\x1f\x7f"#%'*/:=?\\{\[\]^]""")
 """Characters that a folder's name has as ``%`` and two digits."""
+_ALTERNATIVES: Final = re.compile(r"\{([^{}]*)\}")
 _WHOLE: Final = re.compile(r"-?(0|[1-9][0-9]{0,18})")
 _DAY: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 
@@ -82,7 +85,7 @@ def find(path: str) -> list[InputFile]:
             or a link to nothing, or has a path that is not UTF-8.
 
     """
-    places = [path] if os.path.exists(path) else sorted(glob.glob(path))
+    places = [path] if os.path.exists(path) else matching(path)
     found = [file for place in places for file in _below(Path(place))]
     kinds = {tuple(name for name, _ in file.partition): file for file in found}
     if len(kinds) > 1:
@@ -91,6 +94,15 @@ def find(path: str) -> list[InputFile]:
     for names, file in kinds.items():
         _check_repeated(names, file)
     return found
+
+
+def matching(pattern: str) -> list[str]:
+    """Return the paths that match a pattern of Hadoop without escapes; blocks."""
+    if (found := _ALTERNATIVES.search(pattern)) is not None:
+        before, after = pattern[: found.start()], pattern[found.end() :]
+        inner = (matching(f"{before}{one}{after}") for one in found[1].split(","))
+        return sorted({path for paths in inner for path in paths})
+    return sorted(glob.glob(pattern.replace("[^", "[!")))
 
 
 def _check_repeated(names: Sequence[str], file: InputFile) -> None:

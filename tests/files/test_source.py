@@ -79,6 +79,26 @@ async def test_files_come_by_name_and_hidden_ones_do_not(tmp_path: Path) -> None
     assert await messages_of(FileSource(pattern, "text")) == wanted[2:]
 
 
+@pytest.mark.parametrize(
+    ("pattern", "wanted"),
+    [
+        ("[^a].txt", "bc{"),
+        ("[!a].txt", "bc{"),
+        ("{c,a,c,?}.txt", "abc{"),
+        ("{b.t{x,y},{c,d}.tx}t", "bc"),
+        ("{a.txt,o/d.txt}", "ad"),
+        ("{.txt", "{"),
+    ],
+)
+async def test_pattern_of_files(tmp_path: Path, pattern: str, wanted: str) -> None:
+    """It may have alternatives and excluded characters, as with Spark (issue 23)."""
+    (tmp_path / "o").mkdir()
+    for name in ("a", "b", "c", "{", "o/d"):
+        (tmp_path / f"{name}.txt").write_text(name[-1])
+    found = await messages_of(FileSource(str(tmp_path / pattern), "text"))
+    assert b"".join(found).decode() == wanted
+
+
 @pytest.mark.parametrize("kind", ["json", "parquet"])
 async def test_row_without_a_column(tmp_path: Path, kind: str) -> None:
     """It is a message, with or without a partition (issue 23)."""

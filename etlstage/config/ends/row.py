@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -324,10 +323,12 @@ def absent_input(
     path: str, place: Path | None, loc: Loc, look: Look
 ) -> Iterator[Problem]:
     """Yield a problem if a source has no files at ``place``."""
-    if place is None or {"{", "\\"} & set(path):
-        return  # Hadoop knows alternatives and escapes, glob does not.
+    from etlstage.files.find import matching
+
+    if place is None or "\\" in path:
+        return  # Hadoop knows escapes, glob does not.
     if not MANY & set(path):
         if not os.path.exists(place):
             yield look.absent((*loc, "path"), "file or folder", place)
-    elif not any(glob.iglob(str(place))):
+    elif not matching(str(place)):
         yield look.absent((*loc, "path"), "file that matches", place)

@@ -119,6 +119,17 @@ async def test_json(spark: SparkSession, tmp_path: Path) -> None:
     assert found == of_spark(spark, tmp_path, "json", schema=ddl)
 
 
+@pytest.mark.any_client
+@pytest.mark.parametrize("pattern", ["[^a].txt", "{a,b.t{x,y}}*", "{a*,n=1/[!b].txt}"])
+async def test_pattern(spark: SparkSession, tmp_path: Path, pattern: str) -> None:
+    """It matches the same files (issue 23)."""
+    (tmp_path / "n=1").mkdir()
+    for name in ("a", "b", "c", "n=1/d"):
+        (tmp_path / f"{name}.txt").write_text(name)
+    found = await messages_in(tmp_path / pattern, "text")
+    assert sorted(found) == sorted(of_spark(spark, tmp_path / pattern, "text"))
+
+
 async def test_text(spark: SparkSession, tmp_path: Path) -> None:
     """Lines are bytes, whatever ends them; partitions become columns."""
     (tmp_path / "a.txt").write_bytes(b"a\r\nb\n\n\xff\rlast")
