@@ -133,7 +133,7 @@ def _plain(old: pa.DataType, new: pa.DataType | None = None) -> pa.DataType:
         return old.value_type
     if pt.is_string_view(old):
         return pa.string()
-    if pt.is_binary_view(old):
+    if pt.is_binary_view(old) or pt.is_fixed_size_binary(old):
         return pa.binary()
     news = {} if new is None else _inner(new)
     return _with_inner(

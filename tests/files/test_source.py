@@ -599,6 +599,7 @@ async def test_parquet_column_of_nulls_has_any_type(
         (pa.dictionary(pa.int32(), pa.string()), "date", '"2026-11-30"'),
         (pa.string_view(), "date", '"2026-11-30"'),
         (pa.binary_view(), "binary", '"MjAyNi0xMS0zMA=="'),
+        (pa.binary(10), "binary", '"MjAyNi0xMS0zMA=="'),
     ],
     ids=str,
 )
@@ -614,6 +615,8 @@ async def test_parquet_text_in_any_encoding(
     assert await messages_of(source) == [f'{{"a":{found},"b":[{found}]}}'.encode()]
     source = FileSource(str(tmp_path), "parquet", message="a")
     assert await messages_of(source) == [b"2026-11-30"]
+    pq.write_table(pa.table({"a": values}), tmp_path / "f")
+    assert await messages_of(FileSource(str(tmp_path), "parquet")) == [b"2026-11-30"]
 
 
 async def test_parquet_is_read_as_another_type(tmp_path: Path) -> None:
