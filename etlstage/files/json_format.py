@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
@@ -25,7 +25,21 @@ from etlstage.settings.ddl import DeclaredColumn, Type
 
 __all__ = ("JsonFormat",)
 
+_BETWEEN: Final = re.compile(r"[ \t\n\r,:]*")
+_DECODER: Final = json.JSONDecoder()
 _HALF: Final = re.compile("[\ud800-\udfff]")
+
+
+class _Rewritten(Exception):
+    """A parsed value is not as it was written."""
+
+
+class _Row(NamedTuple):
+    """A line that is an object."""
+
+    where: Where
+    row: dict[str, Any]
+    text: str
 
 
 class JsonFormat(LineFormat):
@@ -38,7 +52,7 @@ class JsonFormat(LineFormat):
             for file in self._files:
                 with closing(FileLines(file)) as lines:
                     for data in lines:
-                        for where, row in _objects(data, lines):
+                        for where, row, _ in _objects(data, lines):
                             seen = _merged(seen, _type_of(row, where))
             settled = _settled(seen)
             columns = list(settled.inner) if settled is not None else []
@@ -46,6 +60,7 @@ class JsonFormat(LineFormat):
             (c.name, arrow_type(c.type), _json_reader(c.type), str(c.type))
             for c in columns
         ]
+        self._row = Type("struct", (), tuple(columns))
         # These have a number as it is written.
         self._literal = any(
             kind in expected
@@ -64,12 +79,15 @@ class JsonFormat(LineFormat):
         return pa.table(columns, [name for name, *_ in self._readers])
 
     def _values(
-        self, name: str, read: Read, expected: str, rows: Sequence[tuple[Where, Any]]
+        self, name: str, read: Read, expected: str, rows: Sequence[_Row]
     ) -> Iterator[Any]:
-        for where, row in rows:
+        for where, row, line in rows:
             value = row.get(name)
             try:
-                yield None if value is None else read(value)
+                try:
+                    yield _or_null(read, value)
+                except _Rewritten:
+                    yield read(_as_written(self._row, line)[name])
             except Exception:
                 raise Unreadable(
                     f"{where()}: field {name!r} is {kind_of(value)} that is not of type {expected}:"
@@ -77,16 +95,15 @@ class JsonFormat(LineFormat):
                 ) from None
 
 
-def _objects(
-    data: bytes, lines: FileLines, *, literal: bool = False
-) -> Iterator[tuple[Where, Any]]:
-    """Yield the object of each line of a chunk that is not blank, with its place."""
+def _objects(data: bytes, lines: FileLines, *, literal: bool = False) -> Iterator[_Row]:
+    """Yield the object of each line of a chunk that is not blank."""
     for n, line in enumerate(data.split(b"\n")[:-1]):
         if not line.strip():
             continue
         where = partial(lines.place, n)
         try:
-            row = loaded(line.decode(), literal=literal)
+            text = line.decode()
+            row = loaded(text, literal=literal)
         except (ValueError, RecursionError) as error:
             raise Unreadable(
                 f"{where()}: the line is not one JSON document ({error}): read the lines"
@@ -96,7 +113,7 @@ def _objects(
             raise Unreadable(
                 f"{where()}: the line is {kind_of(row)}, expected an object"
             )
-        yield where, row
+        yield _Row(where, row, text)
 
 
 def _type_of(value: object, where: Where) -> Type:
@@ -203,16 +220,48 @@ def _of(kind: type, value: Any) -> Any:  # noqa: ANN401 - any JSON
 
 
 def _as_text(value: object) -> str:
-    return value if isinstance(value, str) else _as_json(value)
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Fraction):
+        return value.literal
+    if isinstance(value, dict | list) or value == 0:  # may be written as -0
+        raise _Rewritten
+    return json.dumps(value)
 
 
-def _as_json(value: object) -> str:
-    match value:
-        case Fraction():
-            return value.literal
-        case dict():
-            members = (f"{_as_json(k)}:{_as_json(v)}" for k, v in value.items())
-            return f"{{{','.join(members)}}}"
-        case list():
-            return f"[{','.join(map(_as_json, value))}]"
-    return json.dumps(value, ensure_ascii=False)
+def _as_written(kind: Type, text: str) -> Any:  # noqa: ANN401 - any JSON
+    """Parse JSON; where a type has a string, this is the text of any other value."""
+    value = loaded(text, literal=True)
+    if kind.name == "string":
+        return value if value is None or isinstance(value, str) else text
+    if kind.name == "struct" and isinstance(value, dict):
+        types = {field.name: field.type for field in kind.inner}
+        parts = _parts(text)
+        return {k: _as_written(types[k], part) for k, part in parts if k in types}
+    if kind.name == "map" and isinstance(value, dict):
+        return {k: _as_written(kind.inner[1].type, part) for k, part in _parts(text)}
+    if kind.name == "array" and isinstance(value, list):
+        return [_as_written(kind.inner[0].type, part) for _, part in _parts(text)]
+    return value
+
+
+def _parts(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the key, empty in an array, and the text of each value within valid JSON."""
+    at = _next_token(text, 0)
+    keyed = text[at] == "{"
+    at = _next_token(text, at + 1)
+    while text[at] not in "]}":
+        key = ""
+        if keyed:
+            key, at = _DECODER.raw_decode(text, at)
+            at = _next_token(text, at)
+        _, end = _DECODER.raw_decode(text, at)
+        yield key, text[at:end]
+        at = _next_token(text, end)
+
+
+def _next_token(text: str, at: int) -> int:
+    """Return where the next value, key or closing bracket begins."""
+    found = _BETWEEN.match(text, at)
+    assert found is not None
+    return found.end()

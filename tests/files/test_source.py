@@ -751,6 +751,60 @@ async def test_number_of_json_is_taken_as_it_is_written(tmp_path: Path) -> None:
     assert await messages_of(source) == ['{"b":1.10,"c":["é",1e2,null,true]}'.encode()]
 
 
+AS_WRITTEN = [
+    '{"b": "\\u00e9/\\/", "b" :2}',
+    '[ 1,\t{"c" : []} ]',
+    "[]",
+    "{ }",
+    "-0",
+    "0",
+    "false",
+    "true",
+    "17",
+    "1.50",
+]
+
+
+@pytest.mark.parametrize(
+    ("schema", "outer", "inner"),
+    [
+        ("a string", '{"a": %s }', "a"),
+        (
+            "s struct<a: string, b: int, c: string>",
+            '{"s":{"a":%s ,"d":0,"c":"x"}}',
+            "sa",
+        ),
+        ("m map<string, string>", '{"m" : {"a" : %s, "b":null, "c": "x"} }', "ma"),
+        ("l array<string>", '{"k":[{}],"l":[ %s\t,null,"x"],"l2":0}', "l0"),
+        ("l array<struct<a: string>>", ' {"l":[{"a":%s}]}\t', "l0a"),
+    ],
+)
+async def test_text_column_has_json_as_it_is_written(
+    tmp_path: Path, schema: str, outer: str, inner: str
+) -> None:
+    """With blanks, escapes and repeated keys, at any depth, as with Spark (issue 23)."""
+    (tmp_path / "f").write_text("".join(f"{outer % one}\n" for one in AS_WRITTEN))
+    found = list[object]()
+    for message in await messages_of(
+        FileSource(str(tmp_path), "json", schema=f"{schema}, o int")
+    ):
+        value = json.loads(message)
+        for place in inner:
+            value = value[int(place) if place.isdigit() else place]
+        found.append(value)
+    assert found == AS_WRITTEN
+
+
+async def test_value_beside_json_that_is_text(tmp_path: Path) -> None:
+    """It is still checked (issue 23)."""
+    (tmp_path / "f").write_text('{"a":{"b":[{}],"c":"x"}}\n')
+    schema = "a struct<b: string, c: int>"
+    error = await error_of(tmp_path, "json", schema=schema)
+    assert error.startswith(
+        "extract: in/f:1: field 'a' is an object that is not of type"
+    )
+
+
 async def test_byte_order_mark_within_a_file_is_kept(tmp_path: Path) -> None:
     """Only that at its beginning is none of the data (issue 23)."""
     (tmp_path / "f").write_text("\ufeffa,b\n\ufeff1,x\n\ufeff2,y\n")

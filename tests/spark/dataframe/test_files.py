@@ -117,6 +117,12 @@ async def test_json(spark: SparkSession, tmp_path: Path) -> None:
     ddl = "a string, l array<double>, s struct<z: long, x: string>, q long"
     found = await messages_in(tmp_path, "ndjson", schema=ddl)
     assert found == of_spark(spark, tmp_path, "json", schema=ddl)
+    ddl = "b string, s string, l string, e string, m string, v array<string>"
+    (tmp_path / "b.json").write_text(
+        '{"b": -0, "s": {"x": "\\u00e9", "x" :\t2 }, "e": { }, "v": [ [ 1 ], {} ]}\n'
+    )
+    found = await messages_in(tmp_path, "ndjson", schema=ddl)
+    assert sorted(found) == sorted(of_spark(spark, tmp_path, "json", schema=ddl))
 
 
 @pytest.mark.any_client
