@@ -224,3 +224,39 @@ async def test_csv_that_is_written(
         of_spark(spark, tmp_path / "o", "csv", options=options)
     )
     assert b'{"id":"1","t":"a,\\"b\\"","d":"1.0E-9","p":"x/y"}' in found
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("decimal(20,10)", "1.000E-7"),
+        ("timestamp_ntz", "2020-01-01T10:00:00.000000"),
+        ("timestamp_ntz", "0001-01-01T00:00:00.120000"),
+        ("timestamp", "2020-01-01T10:00:00.000000Z"),
+        ("double", "1.0E-9"),
+        ("boolean", "true"),
+        ("date", "0001-01-01"),
+    ],
+)
+@pytest.mark.any_client
+async def test_folder_of_the_other_end(
+    spark: SparkSession, tmp_path: Path, kind: str, text: str
+) -> None:
+    """Its text may differ, but the declared type has the same value (issue 23)."""
+    ddl = f"id int, p {kind}"
+    value = text if kind in ("boolean", "double") else f'"{text}"'
+    row = f'{{"id":1,"p":{value}}}'
+    (tmp_path / "in.json").write_text(row)
+    (wanted,) = await messages_in(tmp_path / "in.json", "json", schema=ddl)
+    sink = FileSink(tmp_path / "ours", "json", schema=ddl, partition_by=["p"])
+    async with sink:
+        await sink.write([row.encode()])
+        await sink.finish()
+    path = str(tmp_path / "in.json")
+    frame = read_frame(spark, format="json", path=path, schema=spark_ddl(ddl))
+    there = Destination(str(tmp_path / "theirs"), format="json", partition_by=["p"])
+    there.write(frame, first=True, last=True)
+    for out in ("ours", "theirs"):
+        assert await messages_in(tmp_path / out, "json", schema=ddl) == [wanted]
+        schema = spark_ddl(ddl)
+        assert of_spark(spark, tmp_path / out, "json", schema=schema) == [wanted]
