@@ -103,7 +103,7 @@ class CommitRecord:
 
     @property
     def interrupted(self) -> bool:
-        """Whether a run broke off, or what follows its end may not be done."""
+        """Whether a run has not completed, or what follows its end may not be done."""
         return not self.ended or self.pending or self.unperformed
 
     @property
