@@ -21,6 +21,8 @@ from typing import Final, Self
 from pyspark.sql import DataFrame, SparkSession
 
 from etlstage.errors import ConfigError, guess, os_reason
+from etlstage.files.csv_format import separator
+from etlstage.files.lines import BLANKS
 from etlstage.pipeline.interfaces import Output
 from etlstage.settings.units import local_path, of_files
 from etlstage.spark.dataframe.database import Database, option
@@ -44,6 +46,11 @@ _BUILT_IN: Final = ("csv", "jdbc", "json", "orc", "parquet", "text", "xml")
 """Formats that are always part of Spark."""
 _WITH_TIMES: Final = ("csv", "json", "xml")
 """Formats that write times as text."""
+_UNTRIMMED: Final = {
+    "ignoreLeadingWhiteSpace": "false",
+    "ignoreTrailingWhiteSpace": "false",
+}
+"""Options for writing CSV in full: by default Spark cuts blanks off values."""
 _FILE_SYSTEM: Final = "spark.hadoop.fs.defaultFS"
 _ELSEWHERE: Final = ("HADOOP_CONF_DIR", "SPARK_CONF_DIR")
 """Environment variables that may place a path without a scheme elsewhere."""
@@ -60,7 +67,8 @@ class Destination:
         format: As Spark calls it.
         mode: What the first epoch does about existing output: ``append``,
             ``overwrite`` or ``error``. Later epochs append.
-        options: Options of the format; by default times as text have microseconds.
+        options: Options of the format; by default times as text have microseconds, and
+            CSV has the blanks of its values, in quotes where a line may have no more.
         partition_by: Columns that become directories. When a run has no messages
             Spark then writes nothing but the marker.
 
@@ -109,8 +117,8 @@ class Destination:
         """
         if first:
             self._unmark()
-        times = TIMES if self.format.lower() in _WITH_TIMES else {}
-        writer = frame.write.options(**times).options(**self.options)
+        defaults = self._defaults(len(frame.columns) - len(self.partition_by))
+        writer = frame.write.options(**defaults).options(**self.options)
         writer = writer.format(self.format)
         writer = writer.mode(_MODES[self.mode] if first else "append")
         if self.partition_by:
@@ -123,6 +131,18 @@ class Destination:
         if self.path is not None:
             writer = writer.option("path", self.path)
         writer.saveAsTable(self.table)
+
+    def _defaults(self, columns: int) -> Mapping[str, str]:
+        """Return options for rows of ``columns`` columns that Spark has otherwise."""
+        made = self.format.lower()
+        found = dict(TIMES) if made in _WITH_TIMES else {}
+        if made == "csv":
+            found |= _UNTRIMMED
+            sep = separator({key.lower(): v for key, v in self.options.items()})
+            # A line of blanks would be no row.
+            if columns == 1 or not sep.strip(BLANKS.decode()):
+                found["quoteAll"] = "true"
+        return found
 
     def output(self) -> Output:
         """Return what the output is, and where, for reports."""

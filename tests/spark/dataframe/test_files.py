@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -12,7 +14,7 @@ from etlstage.files.sink import FileSink
 from etlstage.files.source import FileSource
 from etlstage.messages import Position
 from etlstage.settings.ddl import spark_ddl
-from etlstage.spark import Destination, read_frame
+from etlstage.spark import DataFrameSink, Destination, read_frame
 from etlstage.spark.dataframe.read import messages_of
 
 pytestmark = pytest.mark.spark
@@ -260,3 +262,49 @@ async def test_folder_of_the_other_end(
         assert await messages_in(tmp_path / out, "json", schema=ddl) == [wanted]
         schema = spark_ddl(ddl)
         assert of_spark(spark, tmp_path / out, "json", schema=schema) == [wanted]
+
+
+@pytest.mark.parametrize(
+    ("ddl", "options"),
+    [
+        ("t string", {}),
+        ("t string", HEADER),
+        ("t string, u string", {}),
+        ("t string, u string", {"sep": "\\t"}),
+        ("t string, u string", {"delimiter": " "}),
+    ],
+)
+@pytest.mark.any_client
+async def test_csv_of_blanks_and_nulls(
+    spark: SparkSession, tmp_path: Path, ddl: str, options: dict[str, str]
+) -> None:
+    """Both sinks keep the blanks of a value, and a row that has nothing else (issue 23)."""
+    values = (" a ", None, "\u0001", "\t", " ", "b")
+    rows: list[bytes] = [json.dumps({"t": value}).encode() for value in values]
+    settings: dict[str, Any] = {"schema": ddl, "missing": "null"}
+    there = Destination(str(tmp_path / "theirs"), format="csv", options=options)
+    ours = tmp_path / "ours"
+    for sink in (
+        FileSink(ours, "csv", options=options, **settings),
+        DataFrameSink(spark, there, **settings),
+    ):
+        async with sink:
+            await sink.write(rows)
+            await sink.finish()
+    for path in (ours, tmp_path / "theirs"):
+        reading: dict[str, Any] = {"schema": f"{ddl}, z int", "options": options}
+        found = of_spark(spark, path, "csv", **reading)
+        assert [json.loads(row)["t"] for row in found] == [*values]
+        assert await messages_in(path, "csv", **reading) == found
+
+
+@pytest.mark.any_client
+async def test_csv_that_is_trimmed_as_set(spark: SparkSession, tmp_path: Path) -> None:
+    """The options of Spark's writer come before what is set by default (issue 23)."""
+    options = {"ignoreLeadingWhiteSpace": "true", "quoteAll": "false"}
+    place = Destination(str(tmp_path / "o"), format="csv", options=options)
+    async with DataFrameSink(spark, place, schema="t string") as sink:
+        await sink.write([b'{"t":" a "}'])
+        await sink.finish()
+    (file,) = (tmp_path / "o").glob("part-*")
+    assert file.read_bytes() == b"a \n"
