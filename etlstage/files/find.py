@@ -180,6 +180,11 @@ def folder_name(name: str, value: str | None) -> str:
 def folder_flaw(name: str, value: str | None) -> str | None:
     """Return why a value of a partition can't be a folder; None: it can."""
     remedy = f"or take {name} out of partition_by"
+    if value is not None and "\0" in value:
+        return (
+            f"field {name!r} has a NUL at offset {value.index(chr(0))}, which no folder"
+            f" can have in its name: replace it, {remedy}"
+        )
     if value == NOWHERE:
         return (
             f"field {name!r} has the text that is null in a folder's name: replace it,"

@@ -347,6 +347,22 @@ async def test_value_that_is_null_in_a_folder_is_dead_lettered(tmp_path: Path) -
     ]
 
 
+async def test_value_with_nul_is_dead_lettered(tmp_path: Path) -> None:
+    """No folder has it in its name, with Spark neither (issue 23)."""
+    run: list[bytes] = [b'{"k":"a\\u0000b","n":1}', b'{"k":"c","n":2}']
+    letters = DeadLetters(tmp_path / "state", pipeline="p")
+    settings: Any = {"schema": "k string, n int", "partition_by": ["k"]}
+    settings |= {"dead_letters": letters, "on_error": ErrorPolicy(then="dead_letter")}
+    await load(tmp_path / "o", run, **settings)
+    (letter,) = letters.letters()
+    assert letter.message == run[0]
+    assert letter.error.endswith(
+        "field 'k' has a NUL at offset 1, which no folder can have in its name: replace"
+        " it, or take k out of partition_by"
+    )
+    assert rows_in(tmp_path / "o") == [{"k": "c", "n": 2}]
+
+
 async def test_modes(tmp_path: Path) -> None:
     """What is there is kept, replaced, or in the way."""
     out = tmp_path / "o"

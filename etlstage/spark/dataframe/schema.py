@@ -534,7 +534,7 @@ def _has_no_folder(name: str, text: Column) -> Column:
     """Return what :func:`folder_flaw` finds: whether a partition can't have a folder."""
     escaped = sf.regexp_replace(text, ODD.pattern, "%00")
     room = LONGEST - len(folder_name(name, "-").encode()) + 1
-    unfit = (sf.octet_length(escaped) > room) | (text == NOWHERE)
+    unfit = (sf.octet_length(escaped) > room) | (text == NOWHERE) | text.contains("\0")
     return sf.coalesce(unfit, sf.lit(False))
 
 

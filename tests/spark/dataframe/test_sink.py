@@ -592,6 +592,28 @@ async def test_value_that_can_be_no_folder_is_dead_lettered(
     ]
 
 
+async def test_nul_can_be_in_no_folder(
+    spark: SparkSession, out: Path, tmp_path: Path
+) -> None:
+    """A message with one is dead-lettered, and does not end the run (issue 23)."""
+    letters, policy = kept(tmp_path, 1)
+    sink = DataFrameSink(
+        spark,
+        Destination(str(out), partition_by=["k"]),
+        schema="id long, k string",
+        on_error=policy,
+        dead_letters=letters,
+    )
+    await load(sink, [b'{"id":1,"k":"a\\u0000b"}', b'{"id":2,"k":"c"}'])
+    assert names(out, "k=*") == ["k=c"]
+    (letter,) = letters.letters()
+    assert letter.error.endswith(
+        "field 'k' has a NUL at offset 1, which no folder can have in its name: replace"
+        " it, or take k out of partition_by"
+    )
+    letters.close()
+
+
 async def test_format_and_options_are_sparks(spark: SparkSession, out: Path) -> None:
     """Any format with its options can be written."""
     sink = DataFrameSink(
