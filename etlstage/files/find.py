@@ -177,8 +177,16 @@ def folder_name(name: str, value: str | None) -> str:
     return f"{ODD.sub(_percent, name)}={text}"
 
 
-def folder_flaw(name: str, value: str | None) -> str | None:
-    """Return why a value of a partition can't be a folder; None: it can."""
+def folder_flaw(name: str, value: str | None, *, nullable: bool = True) -> str | None:
+    """
+    Return why a value of a partition can't be a folder; None: it can.
+
+    Args:
+        name: The column.
+        value: The value as text; None: null, which has a folder.
+        nullable: Whether an empty text may come back as null.
+
+    """
     remedy = f"or take {name} out of partition_by"
     if value is not None and "\0" in value:
         return (
@@ -189,6 +197,11 @@ def folder_flaw(name: str, value: str | None) -> str | None:
         return (
             f"field {name!r} has the text that is null in a folder's name: replace it,"
             f" {remedy}"
+        )
+    if value == "" and not nullable:
+        return (
+            f"field {name!r} is NOT NULL, and empty, which is null in a folder's name:"
+            f" replace it, {remedy}"
         )
     size = len(folder_name(name, value).encode())
     if size <= LONGEST:

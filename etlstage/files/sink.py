@@ -113,6 +113,8 @@ class FileSink(RowSink):
         )
         self._options = {key.lower(): value for key, value in (options or {}).items()}
         self._by = tuple(partition_by)
+        columns = columns_of(schema or "value string")
+        self._not_null = {c.name for c in columns if c.nullable is False}
         # Larger epochs are split: Arrow's arrays end at 2 GiB.
         self._bounds = (epoch_messages, min(epoch_bytes, _MOST))
         self._epoch = Epoch()
@@ -193,13 +195,27 @@ class FileSink(RowSink):
     def _rows(self, messages: pa.ChunkedArray) -> Rows:
         """Return the rows whose folders can be made, and why others do not fit."""
         table, unfit = self._fitting.rows(messages)
-        flaws = _unplaced(table, self._by)
+        flaws = self._unplaced(table)
         if not flaws:
             return Rows(table, unfit)
         fit = sorted({*range(len(messages))} - {place for place, _, _ in unfit})
         more = [(fit[n], messages[fit[n]].as_py(), why) for n, why in flaws.items()]
         kept = array_of([n for n in range(len(table)) if n not in flaws], pa.int64())
         return Rows(table.take(kept), sorted([*unfit, *more]))
+
+    def _unplaced(self, table: pa.Table) -> dict[int, str]:
+        """Return the rows whose partitions can't be folders, and why, by column."""
+        found: dict[int, str] = {}
+        for name in self._by:
+            texts, nullable = cell_texts(table[name]), name not in self._not_null
+            flaws = {
+                value: folder_flaw(name, value, nullable=nullable)
+                for value in texts.unique().to_pylist()
+            }
+            if any(flaws.values()):
+                values = enumerate(texts.to_pylist())
+                found |= {n: flaw for n, value in values if (flaw := flaws[value])}
+        return found
 
     def _write_rows(self, table: pa.Table, parts: int) -> None:
         files, known, number = self._files, self._known, self.epochs + 1
@@ -292,18 +308,6 @@ def _line_of(format_: str, schema: str | None, by: Sequence[str]) -> str | None:
     names = [column.name for column in columns_of(schema or "value string")]
     left = [name for name in names if name not in by]
     return left[0] if format_ == "text" and left else None
-
-
-def _unplaced(table: pa.Table, by: Sequence[str]) -> dict[int, str]:
-    """Return the rows whose partitions can't be folders, and why, by column."""
-    found: dict[int, str] = {}
-    for name in by:
-        texts = cell_texts(table[name])
-        flaws = {v: folder_flaw(name, v) for v in texts.unique().to_pylist()}
-        if any(flaws.values()):
-            values = enumerate(texts.to_pylist())
-            found |= {n: flaw for n, value in values if (flaw := flaws[value])}
-    return found
 
 
 def _unchecked() -> None:

@@ -363,6 +363,30 @@ async def test_value_with_nul_is_dead_lettered(tmp_path: Path) -> None:
     assert rows_in(tmp_path / "o") == [{"k": "c", "n": 2}]
 
 
+async def test_empty_value_that_must_not_be_null_is_dead_lettered(
+    tmp_path: Path,
+) -> None:
+    """It would come back as null, which only a nullable column has (issue 23)."""
+    run: list[bytes] = [
+        b'{"k":"","b":"","n":1}',
+        b'{"k":"a","b":"","n":2}',
+        b'{"k":"a","b":"YQ==","n":3}',
+    ]
+    letters = DeadLetters(tmp_path / "state", pipeline="p")
+    schema = "k string, b binary not null, n int"
+    settings: Any = {"schema": schema, "partition_by": ["k", "b"]}
+    settings |= {"dead_letters": letters, "on_error": ErrorPolicy(then="dead_letter")}
+    settings["on_error"] = ErrorPolicy(then="dead_letter", budget=ErrorBudget(count=9))
+    await load(tmp_path / "o", run, **settings)
+    found = [*letters.letters()]
+    assert [letter.message for letter in found] == run[:2]
+    assert found[0].error.endswith(
+        "field 'b' is NOT NULL, and empty, which is null in a folder's name: replace it,"
+        " or take b out of partition_by"
+    )
+    assert [row["n"] for row in rows_in(tmp_path / "o")] == [3]
+
+
 async def test_modes(tmp_path: Path) -> None:
     """What is there is kept, replaced, or in the way."""
     out = tmp_path / "o"

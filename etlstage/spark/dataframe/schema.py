@@ -500,7 +500,7 @@ def judged(
     messages: DataFrame,
     contract: Contract | None,
     lines: TextLines | None = None,
-    folders: Sequence[str] = (),
+    folders: Sequence[StructField] = (),
 ) -> DataFrame:
     """
     Return the messages with the column ``unfit``, a boolean.
@@ -518,8 +518,8 @@ def judged(
         found = messages.withColumn("unfit", sf.lit(False))
     else:
         found = fitted(messages, contract)
-    for name in folders:
-        homeless = _has_no_folder(name, sf.col("row").getField(name).cast("string"))
+    for field in folders:
+        homeless = _has_no_folder(field, sf.col("row").getField(field.name))
         found = found.withColumn("unfit", sf.col("unfit") | homeless)
     if lines is None:
         return found
@@ -530,11 +530,14 @@ def judged(
     return found.withColumn("unfit", sf.col("unfit") | split)
 
 
-def _has_no_folder(name: str, text: Column) -> Column:
+def _has_no_folder(field: StructField, value: Column) -> Column:
     """Return what :func:`folder_flaw` finds: whether a partition can't have a folder."""
+    text = value.cast("string")
     escaped = sf.regexp_replace(text, ODD.pattern, "%00")
-    room = LONGEST - len(folder_name(name, "-").encode()) + 1
+    room = LONGEST - len(folder_name(field.name, "-").encode()) + 1
     unfit = (sf.octet_length(escaped) > room) | (text == NOWHERE) | text.contains("\0")
+    if not field.nullable:
+        unfit |= text == ""
     return sf.coalesce(unfit, sf.lit(False))
 
 
@@ -561,7 +564,7 @@ async def unfit_of(
     messages: DataFrame,
     contract: Contract | None,
     lines: TextLines | None = None,
-    folders: Sequence[str] = (),
+    folders: Sequence[StructField] = (),
     *,
     at_once: int,
 ) -> AsyncIterator[Unfit]:
@@ -571,7 +574,7 @@ async def unfit_of(
     if "row" not in found.columns:
         found = found.withColumn("row", sf.lit(None))
     partition, place = sf.col("partition"), sf.col("place")
-    cells = [sf.col("row").getField(name).cast("string") for name in folders]
+    cells = [sf.col("row").getField(field.name).cast("string") for field in folders]
     columns = [
         *(partition, place, sf.col("raw"), _made(contract), _line(lines)),
         sf.array(*cells).cast("array<string>").alias("cells"),
@@ -586,7 +589,10 @@ async def unfit_of(
             if lines is not None:
                 line = message if lines.column is None else row["line"]
                 why = lines.flaw(line) or why
-            flaws = map(folder_flaw, folders, row["cells"])
+            flaws = (
+                folder_flaw(field.name, cell, nullable=field.nullable)
+                for field, cell in zip(folders, row["cells"], strict=True)
+            )
             why = next(filter(None, flaws), why)
             yield Unfit(row["partition"], row["place"], message, why)
         if len(rows) < at_once:

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
 from etlstage.columns import Epoch
 from etlstage.errors import SinkFailed
@@ -382,10 +382,12 @@ class DataFrameSink(RowSink, SparkSink):
         return TextLines(named, separator)
 
     @property
-    def _folders(self) -> Sequence[str]:
+    def _folders(self) -> Sequence[StructField]:
         """The columns that become folders of this machine."""
-        place = self._destination
-        return place.partition_by if self._columns and place.local else ()
+        contract, place = self._contract, self._destination
+        if contract is None or is_raw(contract.schema) or place.local is None:
+            return ()
+        return [contract.schema[name] for name in place.partition_by]
 
     def _splits(self, messages: pa.ChunkedArray) -> bool:
         """Return whether any message would become several lines of text."""

@@ -614,6 +614,31 @@ async def test_nul_can_be_in_no_folder(
     letters.close()
 
 
+async def test_empty_folder_is_null_where_that_is_allowed(
+    spark: SparkSession, out: Path, tmp_path: Path
+) -> None:
+    """If the column is NOT NULL, the message is dead-lettered (issue 23)."""
+    letters, policy = kept(tmp_path, 2)
+    sink = DataFrameSink(
+        spark,
+        Destination(str(out), partition_by=["j", "k"]),
+        schema="id long, j string, k string not null",
+        on_error=policy,
+        dead_letters=letters,
+    )
+    pairs = [("", "a"), ("a", ""), ("a", None)]
+    await load(sink, [json.dumps({"id": 1, "j": j, "k": k}).encode() for j, k in pairs])
+    assert names(out, "*/*") == ["k=a"]
+    assert [letter.error.rpartition("null': ")[2] for letter in letters.letters()] == [
+        (
+            "field 'k' is NOT NULL, and empty, which is null in a folder's name: replace"
+            " it, or take k out of partition_by"
+        ),
+        "field 'k' is NOT NULL and has no value",
+    ]
+    letters.close()
+
+
 async def test_format_and_options_are_sparks(spark: SparkSession, out: Path) -> None:
     """Any format with its options can be written."""
     sink = DataFrameSink(
