@@ -18,7 +18,9 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Final, Self
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as sf
+from pyspark.sql.types import BinaryType, DataType
 
 from etlstage.errors import ConfigError, guess, os_reason
 from etlstage.files.csv_format import separator
@@ -30,7 +32,7 @@ from etlstage.spark.dataframe.read import TIMES
 from etlstage.spark.errors import explain, text_of
 from etlstage.spark.session.job import over_connect
 
-__all__ = ("Destination",)
+__all__ = ("Destination", "folder_text")
 
 _MARK: Final = "mapreduce.fileoutputcommitter.marksuccessfuljobs"
 _MODES: Final = {
@@ -99,6 +101,11 @@ class Destination:
     def marks(self) -> bool:
         """Whether complete output has a marker."""
         return self.table is None and of_files(self.format)
+
+    @property
+    def folders(self) -> Sequence[str]:
+        """The columns whose values are only in the names of folders, as text."""
+        return self.partition_by if self.marks else ()
 
     @property
     def of_database(self) -> bool:
@@ -264,6 +271,19 @@ class Destination:
         if self.of_database:
             return f"table {option(self.options, 'dbtable')} of a database"
         return self.path or f"a {self.format} destination"
+
+
+def folder_text(value: Column, kind: DataType) -> Column:
+    """
+    Return the text of a value in the name of a folder, as the sink of files has it.
+
+    Spark itself replaces bytes that are not UTF-8.
+    """
+    match kind:
+        case BinaryType():
+            # Spark breaks Base64 into lines.
+            return sf.translate(sf.base64(value), "\r\n", "")
+    return value.cast("string")
 
 
 def _unknown_format(spark: SparkSession, format_: str) -> str | None:

@@ -50,6 +50,7 @@ from etlstage.files.find import LONGEST, NOWHERE, ODD, folder_flaw, folder_name
 from etlstage.pipeline import invalid
 from etlstage.pipeline.invalid import TextLines
 from etlstage.settings.ddl import columns_of, spark_ddl
+from etlstage.spark.dataframe.destination import folder_text
 from etlstage.spark.session.job import run_job
 
 __all__ = (
@@ -532,7 +533,7 @@ def judged(
 
 def _has_no_folder(field: StructField, value: Column) -> Column:
     """Return what :func:`folder_flaw` finds: whether a partition can't have a folder."""
-    text = value.cast("string")
+    text = folder_text(value, field.dataType)
     escaped = sf.regexp_replace(text, ODD.pattern, "%00")
     room = LONGEST - len(folder_name(field.name, "-").encode()) + 1
     unfit = (sf.octet_length(escaped) > room) | (text == NOWHERE) | text.contains("\0")
@@ -549,14 +550,20 @@ def _splits(text: Column, separator: str | None) -> Column:
     return sf.instr(ended, separator) <= sf.length(text)
 
 
-def rows_of(messages: DataFrame, contract: Contract | None) -> DataFrame:
-    """Return the rows for judged messages, all of which fit."""
+def rows_of(
+    messages: DataFrame, contract: Contract | None, folders: Collection[str] = ()
+) -> DataFrame:
+    """Return the rows for judged messages, all of which fit; ``folders`` as text."""
     if contract is None:
         return messages.select("value")
     schema = contract.schema
     if is_raw(schema):
         return messages.select(sf.col("raw").alias(schema.names[0]))
-    fields = [sf.col("row").getField(name).alias(name) for name in schema.names]
+    fields = []
+    for field in schema:
+        value = sf.col("row").getField(field.name)
+        made = folder_text(value, field.dataType) if field.name in folders else value
+        fields.append(made.alias(field.name))
     return messages.select(*fields)
 
 
@@ -574,7 +581,10 @@ async def unfit_of(
     if "row" not in found.columns:
         found = found.withColumn("row", sf.lit(None))
     partition, place = sf.col("partition"), sf.col("place")
-    cells = [sf.col("row").getField(field.name).cast("string") for field in folders]
+    cells = [
+        folder_text(sf.col("row").getField(field.name), field.dataType)
+        for field in folders
+    ]
     columns = [
         *(partition, place, sf.col("raw"), _made(contract), _line(lines)),
         sf.array(*cells).cast("array<string>").alias("cells"),

@@ -365,7 +365,8 @@ class DataFrameSink(RowSink, SparkSink):
         if unfit:
             await self._settle(mine, starts, (unfit, total), what)
             mine = mine.where(~sf.col("unfit"))
-        await self._write(rows_of(mine, self._contract), last=last, files=files)
+        rows = rows_of(mine, self._contract, self._destination.folders)
+        await self._write(rows, last=last, files=files)
         self._filled.update(dict(zip(self._columns, filled, strict=True)))
         return int(total - unfit)
 

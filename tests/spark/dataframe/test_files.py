@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
@@ -308,3 +309,37 @@ async def test_csv_that_is_trimmed_as_set(spark: SparkSession, tmp_path: Path) -
         await sink.finish()
     (file,) = (tmp_path / "o").glob("part-*")
     assert file.read_bytes() == b"a \n"
+
+
+@pytest.mark.any_client
+async def test_bytes_in_the_name_of_a_folder(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Both sinks write Base64, of which no byte is lost (issue 23)."""
+    ddl = "v int, p binary null"
+    values = [b"abcd", b"\xff", bytes(range(150)), None]
+    texts = [None if value is None else b64encode(value).decode() for value in values]
+    rows = [json.dumps({"v": n, "p": text}).encode() for n, text in enumerate(texts)]
+    for sink in (
+        FileSink(tmp_path / "ours", "json", schema=ddl, partition_by=["p"]),
+        DataFrameSink(
+            spark,
+            Destination(str(tmp_path / "theirs"), format="json", partition_by=["p"]),
+            schema=ddl,
+        ),
+    ):
+        async with sink:
+            await sink.write(rows)
+            await sink.finish()
+    ours, theirs = (
+        {folder.name for folder in (tmp_path / name).glob("p=*")}
+        for name in ("ours", "theirs")
+    )
+    assert theirs == ours
+    found = await messages_in(tmp_path / "theirs", "json", schema=ddl)
+    assert sorted(map(json.loads, found), key=lambda row: row["v"]) == [
+        {"v": n, "p": text} for n, text in enumerate(texts)
+    ]
+    frame = spark.read.schema("v int, p string").json(str(tmp_path / "theirs"))
+    read = frame.orderBy("v").selectExpr("unbase64(p) p").collect()
+    assert [row.p and bytes(row.p) for row in read] == values
