@@ -20,7 +20,7 @@ from typing import Final, Self
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
-from pyspark.sql.types import BinaryType, DataType
+from pyspark.sql.types import BinaryType, DataType, TimestampType
 
 from etlstage.errors import ConfigError, guess, os_reason
 from etlstage.files.csv_format import separator
@@ -277,9 +277,12 @@ def folder_text(value: Column, kind: DataType) -> Column:
     """
     Return the text of a value in the name of a folder, as the sink of files has it.
 
-    Spark itself replaces bytes that are not UTF-8.
+    Spark itself leaves out the offset of a time, so the hour that a clock repeats would
+    be one hour, and replaces bytes that are not UTF-8.
     """
     match kind:
+        case TimestampType():
+            return sf.date_format(value, TIMES["timestampFormat"])
         case BinaryType():
             # Spark breaks Base64 into lines.
             return sf.translate(sf.base64(value), "\r\n", "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from base64 import b64encode
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -343,3 +344,35 @@ async def test_bytes_in_the_name_of_a_folder(
     frame = spark.read.schema("v int, p string").json(str(tmp_path / "theirs"))
     read = frame.orderBy("v").selectExpr("unbase64(p) p").collect()
     assert [row.p and bytes(row.p) for row in read] == values
+
+
+@pytest.mark.any_client
+async def test_hour_that_a_clock_repeats_in_the_name_of_a_folder(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """It has the offset, as with the sink of files (issue 23)."""
+    ddl = "v int, p timestamp"
+    rows = [b'{"v":%d,"p":"2020-10-25T0%d:30:00Z"}' % (n, n) for n in (0, 1)]
+    place = Destination(str(tmp_path / "o"), format="json", partition_by=["p"])
+    spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
+    try:
+        async with DataFrameSink(spark, place, schema=ddl) as sink:
+            await sink.write(rows)
+            await sink.finish()
+    finally:
+        spark.conf.unset("spark.sql.session.timeZone")
+    assert sorted(folder.name for folder in (tmp_path / "o").glob("p=*")) == [
+        "p=2020-10-25T02%3A30%3A00.000000+01%3A00",
+        "p=2020-10-25T02%3A30%3A00.000000+02%3A00",
+    ]
+    frame = spark.read.json(str(tmp_path / "o"), schema=ddl).orderBy("v")
+    found = frame.selectExpr("unix_seconds(p) s").collect()
+    assert [row.s for row in found] == [1603585800, 1603589400]
+    messages = await messages_in(tmp_path / "o", "json", schema=ddl)
+    moments = {
+        m["v"]: datetime.fromisoformat(m["p"]) for m in map(json.loads, messages)
+    }
+    assert {v: moment.timestamp() for v, moment in moments.items()} == {
+        0: 1603585800,
+        1: 1603589400,
+    }
