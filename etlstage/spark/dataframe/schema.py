@@ -93,8 +93,12 @@ break at the end.
 _DIGITS: Final = 38  # largest precision of a decimal
 _NUMBER: Final = r"^[+-]?(\d*)\.?(\d*)(?:[eE]([+-]?\d+))?\z"
 """Groups: digits before the point, digits after it, the exponent."""
-_ENDLESS: Final = r"[eE][+-]?\d{4,}\z"
-"""An exponent that is too large for any decimal."""
+_ENDLESS: Final = r"(?s)^(?![+-]?[0.]++[eE][+-]?\d{1,4}\z).*[eE][+-]?0*+[1-9]\d{3,}\z"
+"""
+An exponent that is too large for any decimal, unless a zero has it.
+
+Spark expands a zero's exponent, too, so this must be short.
+"""
 _BARE: Final = r'\G((?:[^"\d-]|-(?!\d)|"[^"\\]*+(?:\\.[^"\\]*+)*+")*+)(-?\d[\d.eE+-]*+)'
 """
 A number in JSON text. Groups: what comes before it, since the last one; the number.
@@ -173,7 +177,7 @@ def fitted(frame: DataFrame, contract: Contract) -> DataFrame:
     assert isinstance(wide, StructType)
     with_corrupt = StructType(list(wide.fields)).add(_CORRUPT, "string")
     endless, rounded = _of_decimals(value, schema)
-    made = sf.from_json(sf.when(~endless, value), with_corrupt, _OPTIONS)
+    made = sf.from_json(sf.when(~_either(endless), value), with_corrupt, _OPTIONS)
     parsed = frame.withColumn("row", made)
     row = sf.col("row")
     fields = {f.name: _narrow(row.getField(f.name), f.dataType) for f in schema.fields}
@@ -297,9 +301,9 @@ def _last_of_each(column: Column) -> Column:
     )
 
 
-def _of_decimals(value: Column, schema: StructType) -> tuple[Column, Column]:
+def _of_decimals(value: Column, schema: StructType) -> tuple[dict[str, Column], Column]:
     """
-    Return whether a decimal in a message can't be parsed, and whether it is rounded.
+    Return which columns have a decimal that can't be parsed, and whether one is rounded.
 
     ``from_json`` rounds a decimal to the scale of its type, and a number may have more
     digits than the widest type. So decimals are parsed again as variants, and their
@@ -310,7 +314,7 @@ def _of_decimals(value: Column, schema: StructType) -> tuple[Column, Column]:
     """
     pruned = _decimals(schema)
     if pruned is None:
-        return sf.lit(False), sf.lit(False)
+        return {}, sf.lit(False)
     assert isinstance(pruned, StructType)
 
     def is_endless(text: Column, _: DecimalType) -> Column:
@@ -322,7 +326,15 @@ def _of_decimals(value: Column, schema: StructType) -> tuple[Column, Column]:
     quoted = sf.regexp_replace(value, _BARE, _QUOTED)
     text = sf.when(value.rlike(_INEXACT), quoted).otherwise(value)
     found = sf.from_json(text, pruned, _OPTIONS)
-    return _any(found, schema, is_endless), _any(found, schema, is_rounded)
+    endless = {
+        name: _any(found.getField(name), schema[name].dataType, is_endless)
+        for name in pruned.names
+    }
+    return endless, _any(found, schema, is_rounded)
+
+
+def _either(tests: Mapping[str, Column]) -> Column:
+    return reduce(or_, tests.values(), sf.lit(False))
 
 
 def _decimals(kind: DataType) -> DataType | None:
@@ -625,7 +637,13 @@ def _made(contract: Contract) -> Column:
         sf.when(row.getField(name).isNotNull(), sf.lit(name))
         for name in contract.schema.names
     ]
-    return sf.when(row.isNotNull(), sf.array_compact(sf.array(*filled))).alias("made")
+    endless, _ = _of_decimals(sf.col("value"), contract.schema)
+    # Such a message was not parsed at all, but its other columns may be right.
+    names, fine = contract.schema.names, sf.lit(False)
+    others = [sf.when(~endless.get(name, fine), sf.lit(name)) for name in names]
+    found = sf.when(_either(endless), sf.array_compact(sf.array(*others)))
+    found = found.when(row.isNotNull(), sf.array_compact(sf.array(*filled)))
+    return found.alias("made")
 
 
 def _line(lines: TextLines | None) -> Column:
