@@ -192,6 +192,7 @@ class EpochSink(WorkerSink):
                 await self._load_again(tries)
                 tries += 1
             await self._tell("commit", self._commit)
+            self.account.skipped += self.supervisor.skipped
         self.account.done += self._answered
         self._answered = 0
         self._kept.clear()

@@ -84,18 +84,18 @@ class WorkerSink(Sink):
     ) -> None:
         """Stop the workers."""
         await self.supervisor.__aexit__(kind, error, trace)
+        self.account.skipped += self.supervisor.skipped
         self._book()
 
     def _book(self, *, again: bool = False) -> None:
         """
-        Add the counts of the workers, which have ended, to the account.
+        Add the counts of the workers, which have ended, except of skipped messages.
 
         Args:
             again: Whether all messages are loaded again, and counted then.
 
         """
         if not again:
-            self.account.skipped += self.supervisor.skipped
             self.account.doubtful += self.supervisor.doubtful
         self.account.add_faults(self.supervisor.faults)
         self.account.busy += self.supervisor.busy

@@ -202,6 +202,9 @@ async def test_worker_that_is_lost_with_a_message(
     assert (account.done, account.dead, account.failures) == (6, 0, 1)
 
 
+SKIPS = """echo '{"metric": "skipped", "add": 1}' >> "$ETLSTAGE_STATUS\""""
+
+
 class Watched(Account):
     """Notes each change of a count that a counter of the metrics is made of."""
 
@@ -217,8 +220,7 @@ class Watched(Account):
 async def test_counts_of_an_epoch_never_go_back(tmp_path: Path) -> None:
     """They are those of the metrics, and count what is committed (issue 22)."""
     load = DIES.replace("TEST", "mkdir once")
-    skips = """echo '{"metric": "skipped", "add": 1}' >> "$ETLSTAGE_STATUS\""""
-    end = sink(tmp_path, load=load.replace("; do", f"; do {skips}"))
+    end = sink(tmp_path, load=load.replace("; do", f"; do {SKIPS}"))
     end.account.__class__ = Watched
     Watched.noted.clear()
     report = await run(tmp_path, end)
@@ -414,6 +416,18 @@ async def test_commit_that_fails(tmp_path: Path) -> None:
     assert isinstance(report.error, SinkFailed)
     assert "load: commit of epoch " in str(report.error)
     assert "no room" in str(report.error)
+
+
+async def test_skipped_messages_of_an_epoch_that_is_not_committed(
+    tmp_path: Path,
+) -> None:
+    """They are unprocessed as all of it, and not also skipped (issue 22)."""
+    commit = COMMIT.replace("read told", 'read told; case "$1" in *-2) exit 3; esac')
+    end = sink(tmp_path, load=LOAD.replace("; do", f"; do {SKIPS}"), commit=commit)
+    report = await run(tmp_path, end)
+    assert isinstance(report.error, SinkFailed)
+    account = report.ledger[-1]
+    assert (account.done, account.skipped, account.unprocessed) == (2, 2, 2)
 
 
 @pytest.mark.parametrize(
