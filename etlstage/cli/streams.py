@@ -20,6 +20,7 @@ from etlstage.errors import ConfigError, EtlstageError, os_reason
 __all__ = ("ReaderGone", "check_stdout", "flush_streams", "guard_streams")
 
 
+STDIN: Final = 0
 STDERR: Final = 2
 
 
@@ -31,11 +32,17 @@ def guard_streams() -> None:
     """
     Replace the streams of ``sys`` with guarded ones.
 
-    The descriptors of closed ones are opened, and lead nowhere.
+    The descriptors of closed ones are opened, and lead nowhere; reading stdin fails.
     """
     # They would become those of other files, to which output would go.
     while (number := os.open(os.devnull, os.O_RDWR)) <= STDERR:
         os.set_inheritable(number, True)
+        if number == STDIN:
+            import socket  # few commands need it
+
+            # It can't be opened as /dev/stdin either, which would be an empty input.
+            with socket.socket(socket.AF_UNIX) as unconnected:
+                os.dup2(unconnected.fileno(), STDIN)
     os.close(number)
     if sys.stderr is None:  # stdout would take its place
         sys.stderr = open(STDERR, "w", closefd=False)  # noqa: SIM115 - stays open

@@ -250,6 +250,10 @@ def test_order_by_key_without_a_key(etlstage: Etlstage) -> None:
     ("redirected", "error"),
     [
         ("<&-", "stdin is closed; redirect it, or name a FILE"),
+        (
+            "/dev/stdin <&-",
+            "/dev/stdin can't be read: no such device or address",
+        ),
         (">&-", "stdout is closed; redirect it, as in >/dev/null"),
         ("in.txt <&- >&-", "stdout is closed; redirect it, as in >/dev/null"),
     ],
