@@ -16,6 +16,7 @@ import typer
 
 from etlstage.cli.failure import complain, naming
 from etlstage.cli.options import JsonLines, new_app
+from etlstage.cli.streams import check_stdin
 from etlstage.errors import ConfigError
 from etlstage.messages import counted
 from etlstage.telemetry.terminal import harmless
@@ -137,6 +138,7 @@ def _append(path: Folder, *, journal: Name = None) -> int:
                 " application/x-etlstage-run (runs); append to this set in Python, with"
                 " etlstage.journal.Publisher"
             )
+        check_stdin()
         mapping = random(journals.partitions)
         if journal is not None:
             _names(journals, journal)

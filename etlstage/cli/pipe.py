@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -26,7 +25,7 @@ from etlstage.cli.options import (
 from etlstage.cli.progress import exit_code, show_report, watch
 from etlstage.cli.screen import Screen
 from etlstage.cli.signals import Signals
-from etlstage.cli.streams import check_stdout
+from etlstage.cli.streams import check_stdin, check_stdout
 from etlstage.cli.subject import Options, program_of
 from etlstage.errors import ConfigError, StateUnusable, os_reason
 from etlstage.pipeline.dead_letter.store import DeadLetters
@@ -121,8 +120,8 @@ def _pipe(
         err = Screen(stderr=True)
         configure(err, verbosity)
         separator = b"\0" if null else b"\n"
-        if file is None and sys.stdin is None:
-            raise ConfigError("stdin is closed; redirect it, or name a FILE")
+        if file is None:
+            check_stdin("name a FILE")
         check_stdout()
         pipeline = Pipeline(
             name="pipe",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
@@ -63,19 +64,23 @@ def confirm(question: str, otherwise: str = "nothing was changed") -> None:
 
     Raises:
         ConfigError: If there is no answer, as in a job without a terminal, or
-            stdout has no reader.
+            stdout is closed, or has no reader.
         Exit: If the answer is no.
 
     """
+    unseen = ConfigError("the question can't be shown: pass --yes")
+    unanswered = ConfigError("no answer, as there is no terminal to ask on: pass --yes")
+    if sys.stdout is None:
+        raise unseen
+    if sys.stdin is None:
+        raise unanswered
     try:
         agreed = typer.confirm(question)
     except ReaderGone:
-        raise ConfigError("the question can't be shown: pass --yes") from None
+        raise unseen from None
     except typer.Abort:  # its input has ended
         typer.echo(err=True)  # the question has no end of line
-        raise ConfigError(
-            "no answer, as there is no terminal to ask on: pass --yes"
-        ) from None
+        raise unanswered from None
     if not agreed:
         typer.echo(otherwise, err=True)
         raise typer.Exit(1)

@@ -17,7 +17,13 @@ from typing import Any, Final, TextIO
 
 from etlstage.errors import ConfigError, EtlstageError, os_reason
 
-__all__ = ("ReaderGone", "check_stdout", "flush_streams", "guard_streams")
+__all__ = (
+    "ReaderGone",
+    "check_stdin",
+    "check_stdout",
+    "flush_streams",
+    "guard_streams",
+)
 
 
 STDIN: Final = 0
@@ -47,6 +53,22 @@ def guard_streams() -> None:
     if sys.stderr is None:  # stdout would take its place
         sys.stderr = open(STDERR, "w", closefd=False)  # noqa: SIM115 - stays open
     sys.stdout, sys.stderr = _guarded(sys.stdout), _guarded(sys.stderr)
+
+
+def check_stdin(instead: str = "") -> None:
+    """
+    Check that there is a stdin.
+
+    Args:
+        instead: What else can be done, as in ``name a FILE``.
+
+    Raises:
+        ConfigError: If it was closed when the command was started.
+
+    """
+    if sys.stdin is None:
+        other = f", or {instead}" if instead else ", as in <FILE"
+        raise ConfigError(f"stdin is closed; redirect it{other}")
 
 
 def check_stdout() -> None:

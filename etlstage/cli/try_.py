@@ -27,6 +27,7 @@ from etlstage.cli.options import (
 )
 from etlstage.cli.screen import Screen
 from etlstage.cli.signals import interruptible
+from etlstage.cli.streams import check_stdin
 from etlstage.cli.subject import (
     Options,
     Program,
@@ -194,6 +195,7 @@ async def _all(messages: Sequence[bytes]) -> AsyncGenerator[bytes, None]:
 
 async def _typed() -> AsyncGenerator[bytes, None]:
     """Yield the lines of stdin, each as soon as it is complete."""
+    check_stdin("pass --sample FILE")
     if sys.stdin.isatty():
         Screen(stderr=True).tell("type messages, one per line; Ctrl-D ends the input")
     while line := await anyio.to_thread.run_sync(

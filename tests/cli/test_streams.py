@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from etlstage.journal import Journals
+from etlstage.pipeline.delivery.delivery import Delivery
+from etlstage.pipeline.delivery.record import CommitRecord
 from tests.cli.conftest import UPPER, command
 from tests.cli.forked import Forks, environment
 
@@ -168,6 +171,39 @@ def test_no_event_is_on_stdout_where_stderr_is_closed(
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, b"A\nB\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        ("try <&- -- cat", "stdin is closed; redirect it, or pass --sample FILE"),
+        ("journal append set <&-", "stdin is closed; redirect it, as in <FILE"),
+        (
+            "state reset state <&-",
+            "no answer, as there is no terminal to ask on: pass --yes",
+        ),
+        ("state reset state >&-", "the question can't be shown: pass --yes"),
+    ],
+)
+def test_stdin_that_is_closed_is_named(tmp_path: Path, words: str, error: str) -> None:
+    """So is a stdout, where a question is asked; nothing is changed (issue 26)."""
+    Journals.open(tmp_path / "set").close()
+    with Delivery(tmp_path / "state") as delivery:
+        delivery.begin("r0", stages=["a"], letters={})
+        delivery.commit(17)
+    done = subprocess.run(
+        ["/bin/sh", "-c", f"{shlex.join(command([]))} {words}"],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines()[-1] == f"etlstage: error: {error}"
+    assert "unexpected" not in done.stderr
+    assert CommitRecord.latest(tmp_path / "state").epoch == 1
 
 
 @pytest.mark.parametrize(
