@@ -314,7 +314,7 @@ class _ScriptedChild:
                     case None:
                         status = 0
                     case int() as status:
-                        pass
+                        status &= 0xFF  # of which only a byte arrives
                     case text:
                         status = self._fail(f"{text}\n")
             except (Exception, BaseExceptionGroup) as error:
@@ -339,7 +339,7 @@ class _ScriptedChild:
         return 1
 
     def _end(self, status: int) -> None:
-        # Only a byte of what a program exits with arrives; a signal is negative.
+        # A returned status is negative for a signal.
         status = status & 0xFF if status > 0 else status
         self._worker.returncode = -self._killed_by or status
         # As when a process exits, its ends of the pipes are closed.
@@ -414,15 +414,16 @@ class SimulatedWorker:
         return self._does.made_up
 
     async def run(self) -> int:
-        """Work until the end of the input; return the exit status."""
+        """Work until the end; return the exit status, negative for a signal."""
         life, came = self._does.life(), None
         try:
-            while True:
-                came = await self._do(life.send(came))
+            while not isinstance(step := life.send(came), Exit):
+                came = await self._do(step)
         except StopIteration:
             return 0
         except BrokenPipeError:
             return 1  # as a program on a broken pipe
+        return step.status
 
     async def _do(self, step: Step) -> bytes | None:
         """Perform a step; for a read, return the data, or None if none came in time."""
@@ -438,8 +439,6 @@ class SimulatedWorker:
                     return await self._worker.read()
             case ShowLife():
                 self._worker.show_life()
-            case Exit(status):
-                raise SystemExit(status)
             case Act():
                 await self._act(step)
         return None

@@ -226,16 +226,13 @@ class Simulation(Generic[S]):
         self.tell(f"{worker.name}: start {worker.start}")
         try:
             status = await simulated.run()
-        except SystemExit as error:
-            self.tell(f"{worker.name}: {describe_status(int(str(error.code)))}")
-            raise
         except anyio.get_cancelled_exc_class():
             signals = ", ".join(signal.name for signal in worker.signals)
             self.tell(f"{worker.name}: ended by {signals or 'its supervisor'}")
             raise
         finally:
             self._made_up = self._made_up or simulated.made_up
-        self.tell(f"{worker.name}: exits with status {status}")
+        self.tell(f"{worker.name}: {describe_status(status)}")
         return status
 
     def _work(self, worker: ScriptedWorker) -> Work:

@@ -127,7 +127,7 @@ async def test_returned_status_is_that_of_the_exit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "status"), [(3, 3), (None, 0), ("oops", 1), ("", 1), (300, 44)]
+    ("given", "status"), [(3, 3), (None, 0), ("oops", 1), ("", 1), (300, 44), (-1, 255)]
 )
 async def test_script_may_exit_from_anywhere(given: object, status: int) -> None:
     """``sys.exit`` takes a number, nothing or a text, as in a program."""
