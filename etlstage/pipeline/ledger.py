@@ -82,6 +82,8 @@ class Account:
     busy: float = 0.0
     """Seconds in which any of its workers held a message, unless they were on Spark's
     executors."""
+    carried: int = 0
+    """Messages that interrupted starts have dealt with, which all counts include."""
 
     @property
     def counts(self) -> list[int]:
@@ -145,14 +147,13 @@ class Account:
         """Messages that the stage has dealt with."""
         if self.kind is StageKind.EXTRACT:
             return self.produced
-        return self.processed + self.unprocessed
+        return self.done + self.dead + self.failed + self.unprocessed
 
     @property
     def processed(self) -> int:
-        """Messages dealt with, except unprocessed ones; used to compute rates."""
-        if self.kind is StageKind.EXTRACT:
-            return self.produced
-        return self.done + self.dead + self.failed
+        """Messages that this start has dealt with, except unprocessed; gives rates."""
+        left = 0 if self.kind is StageKind.EXTRACT else self.unprocessed
+        return self.moved - left - self.carried
 
     @property
     def pending(self) -> int:

@@ -287,6 +287,7 @@ class Runner(ABC):
         for account in self.ledger:
             if counts := record.accounts[account.stage]:
                 account.add(counts)
+                account.carried = account.processed
 
     def foresee(self, *, runs: bool = True) -> None:
         """

@@ -1,11 +1,18 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import anyio
 import pytest
 
 from etlstage.cli.history import EVERY, MOST, History, RunSpan
+from etlstage.cli.progress import Rates
 from etlstage.messages import StageKind
+from etlstage.pipeline.delivery.delivery import Bounds, Delivery
 from etlstage.pipeline.ledger import Account, Ledger
+from etlstage.pipeline.pipeline import Pipeline
+from etlstage.testing import MemoryEpochs, MemoryEpochSink
+from tests.pipeline.test_loading import Numbers, stop_at
 
 
 @pytest.fixture
@@ -41,6 +48,29 @@ def test_what_a_run_has_left_is_no_throughput(ledger: Ledger) -> None:
     history.sample(1.0)
     assert ledger[1].unprocessed == 40
     assert history.spans() == [RunSpan(0.0, 1.0, [45.0, 5.0])]
+
+
+async def test_resumed_run_has_no_rate_of_earlier_starts(tmp_path: Path) -> None:
+    """Samples before it has found out that it resumes change nothing (issue 26)."""
+    epochs, loaded = MemoryEpochs(), []
+    for step in ("recorded", "none"):
+        delivery = Delivery(tmp_path, exactly_once=True, bounds=Bounds(messages=10))
+        delivery.at = stop_at(step, 3)
+        pipeline = Pipeline(
+            name="p",
+            source=Numbers(50, 10),
+            sink=MemoryEpochSink(epochs),
+            delivery=delivery,
+        )
+        history, rates = History(pipeline.ledger), Rates(pipeline.ledger)
+        history.sample(0.0)
+        rates.sample(0.0)
+        report = await pipeline.run()
+        history.sample(1.0)
+        loaded.append(history.spans()[0].rates[1])
+        assert rates.sample(1.0)[1] == loaded[-1]
+    assert report.ledger[1].done == 50
+    assert loaded == [30.0, 20.0]
 
 
 def test_samples_are_bounded(ledger: Ledger) -> None:
