@@ -22,6 +22,8 @@ from etlstage.errors import (
     guess,
     os_reason,
 )
+from etlstage.testing.simulation import SimulationFailed
+from etlstage.worker.kcl import LeaseLost, Throttled
 
 
 def test_close_word_is_what_was_meant() -> None:
@@ -103,3 +105,25 @@ def test_error_is_the_same_in_another_process(
     assert vars(again) == vars(error)
     if isinstance(again, ConfigError):
         assert again.excerpts == (Excerpt("a: b", 1, 4),)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, pickled])
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (
+            SimulationFailed(3, "lost a", iter(["0 s", "1 s"])),
+            "seed 3: lost a\n  0 s\n  1 s",
+        ),
+        (Throttled("Throttling"), "the checkpoint was not stored: Throttling"),
+        (LeaseLost("Shutdown", "it ended"), "the checkpoint was not stored: it ended"),
+    ],
+)
+def test_error_of_the_kits_is_the_same_in_another_process(
+    error: Exception, text: str, copied: Callable[[object], Any]
+) -> None:
+    """Its copy has its text and all its attributes (issue 22)."""
+    again = copied(error)
+    assert type(again) is type(error)
+    assert str(again) == str(error) == text
+    assert vars(again) == vars(error)

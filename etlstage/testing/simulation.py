@@ -284,7 +284,10 @@ class SimulationFailed(AssertionError):
         self.seed = seed
         self.why = why
         self.story: tuple[str, ...] = tuple(story)
-        super().__init__(f"seed {seed}: {why}\n  " + "\n  ".join(self.story))
+        super().__init__(seed, why, self.story)  # what a copy is made of
+
+    def __str__(self) -> str:
+        return f"seed {self.seed}: {self.why}\n  " + "\n  ".join(self.story)
 
 
 def simulate(

@@ -85,8 +85,12 @@ class CheckpointFailed(Exception):
     """
 
     def __init__(self, name: str, reason: str = "") -> None:
-        super().__init__(f"the checkpoint was not stored: {reason or name}")
+        super().__init__(name, reason)  # what a copy is made of
         self.name = name
+        self._reason = reason
+
+    def __str__(self) -> str:
+        return f"the checkpoint was not stored: {self._reason or self.name}"
 
 
 class Throttled(CheckpointFailed):
