@@ -161,19 +161,11 @@ class Runner(ABC):
         """
         self._phase = "running"
         self._started, self._began = anyio.current_time(), datetime.now(UTC)
-        with ExitStack() as held:
-            status = await self._run_in(held)
-            if status is None or self._error is not None:
-                return self.report("failed")
-            self.ledger.check(whole=status != "forced" and not self._cut)
-            self._completed = status != "forced"
-            self._held = held.pop_all()
-        if settle:
-            try:
-                self.settle()
-            except Exception as error:
-                self._fail(error)
-                return self.report("failed")
+        # The spans of the stages are within this one.
+        with Span("run", current=True, pipeline=self.name) as span:
+            status = await self._run_to_end(settle=settle)
+            if self._error is not None:
+                span.fail(self._error)
         return self.report(status)
 
     def settle(self) -> None:
@@ -193,27 +185,39 @@ class Runner(ABC):
                 self._completed = False
                 self._settle()
 
+    async def _run_to_end(self, *, settle: bool) -> Status:
+        with ExitStack() as held:
+            status = await self._run_in(held)
+            if status is None or self._error is not None:
+                return "failed"
+            self.ledger.check(whole=status != "forced" and not self._cut)
+            self._completed = status != "forced"
+            self._held = held.pop_all()
+        if settle:
+            try:
+                self.settle()
+            except Exception as error:
+                self._fail(error)
+                return "failed"
+        return status
+
     async def _run_in(self, held: ExitStack) -> Status | None:
         """Run, and release all but the state directory; return None for a failure."""
         status: Status | None = None
         try:
-            # The spans of the stages are within this one.
-            with Span("run", current=True, pipeline=self.name) as span:
-                try:
-                    if self._dead_letters is not None:
-                        self._dead_letters.check()
-                    if self._delivery is not None:
-                        held.enter_context(self._delivery)
-                    status = await self._run()
-                except Exception as error:
-                    self._fail(error)
-                for account in self.ledger:
-                    if account.doubtful:
-                        doubt = RepliesDoubtful(account.doubtful, stage=account.stage)
-                        self._fail(doubt)
-                await self._hand_over_letters()
-                if self._error is not None:
-                    span.fail(self._error)
+            try:
+                if self._dead_letters is not None:
+                    self._dead_letters.check()
+                if self._delivery is not None:
+                    held.enter_context(self._delivery)
+                status = await self._run()
+            except Exception as error:
+                self._fail(error)
+            for account in self.ledger:
+                if account.doubtful:
+                    doubt = RepliesDoubtful(account.doubtful, stage=account.stage)
+                    self._fail(doubt)
+            await self._hand_over_letters()
         finally:
             with anyio.CancelScope(shield=True):
                 await self._close_letters()

@@ -18,8 +18,17 @@ from opentelemetry.trace import StatusCode
 from etlstage import AsyncSupervisor, ErrorPolicy, Pipeline, Stage, WorkerProgram
 from etlstage.errors import LocalProtocolError, WorkerRefusal
 from etlstage.pipeline.dead_letter.store import DeadLetters
+from etlstage.pipeline.delivery.delivery import Delivery
 from etlstage.telemetry import trace
-from etlstage.testing import MemorySink, MemorySource, ScriptedLaunch, ScriptedWorker
+from etlstage.testing import (
+    MemoryEpochs,
+    MemoryEpochSink,
+    MemorySink,
+    MemorySource,
+    ScriptedLaunch,
+    ScriptedWorker,
+)
+from tests.pipeline.test_loading import Numbers, Stopped, stop_at
 
 STAGE = Stage(name="t", worker=("none",), on_error=ErrorPolicy(retries=0))
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -212,6 +221,21 @@ def test_failed_run_ends_its_span_as_one(
     run = by_name(spans)["etlstage.run"]
     assert run.status.status_code is StatusCode.ERROR
     assert run.status.description == str(report.error)
+    assert [event.name for event in run.events] == ["exception"]
+
+
+def test_run_that_is_not_settled_ends_its_span_as_failed(
+    spans: InMemorySpanExporter, tmp_path: Path
+) -> None:
+    """Settling is a part of the run (issue 22)."""
+    delivery = Delivery(tmp_path, exactly_once=True)
+    delivery.at = stop_at("ended", 1)
+    sink = MemoryEpochSink(MemoryEpochs())
+    pipeline = Pipeline(name="p", source=Numbers(2, 1), sink=sink, delivery=delivery)
+    report = anyio.run(pipeline.run)
+    assert isinstance(report.error, Stopped)
+    run = by_name(spans)["etlstage.run"]
+    assert run.status.status_code is StatusCode.ERROR
     assert [event.name for event in run.events] == ["exception"]
 
 
