@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -54,6 +56,44 @@ def test_refusal_ends_the_service_whose_stdin_is_open(folder: Path) -> None:
             assert service.stdout.read() == said
         finally:
             service.kill()
+
+
+@pytest.mark.parametrize("end", ["interrupted", "lost"])
+def test_error_ends_the_service_whose_stdin_is_open(folder: Path, end: str) -> None:
+    """Such as Ctrl-C, or that of a worker that was lost (issue 22)."""
+    with subprocess.Popen(
+        [sys.executable, "service.py"],
+        cwd=folder,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as service:
+        try:
+            assert service.stdin is not None
+            assert service.stdout is not None
+            assert service.stderr is not None
+            service.stdin.write(b"4\n")
+            service.stdin.flush()
+            assert service.stdout.readline() == b"4\n"
+            if end == "interrupted":
+                service.send_signal(signal.SIGINT)
+            else:
+                os.kill(worker_of(service.pid), signal.SIGKILL)
+            assert service.wait(HANG) == 1
+            assert b"Traceback" in service.stderr.read()
+        finally:
+            service.kill()
+
+
+def worker_of(service: int) -> int:
+    """Return the pid of the service's worker."""
+    children = Path(f"/proc/{service}/task/{service}/children").read_text().split()
+    (worker,) = (
+        int(child)
+        for child in children
+        if b"worker.py" in Path(f"/proc/{child}/cmdline").read_bytes()
+    )
+    return worker
 
 
 async def test_worker_is_a_stage_too(folder: Path) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from pathlib import Path
 
 import anyio
@@ -53,11 +54,15 @@ async def main() -> None:
                 print(total.decode(), flush=True)  # noqa: T201
         except WorkerRefusal as error:
             tasks.cancel_scope.cancel()
-            print("refused:", error.reason)  # noqa: T201
+            print("refused:", error.reason, flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":
-    anyio.run(main)
+    status = 1
+    try:
+        anyio.run(main)
+        status = 0
+    except BaseException:  # noqa: BLE001 - also after Ctrl-C
+        traceback.print_exc()
     # Exit even if a thread still waits for a line.
-    sys.stdout.flush()
-    os._exit(0)
+    os._exit(status)
