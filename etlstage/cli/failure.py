@@ -127,8 +127,9 @@ def _show_excerpt(excerpt: Excerpt) -> None:
     room = max(screen.width - len(margin), _LEAST)
     start = 0
     if cell_len(line) > room:
-        start = max(0, len(before) - _BEFORE)  # a character has up to two columns
-        while cell_len(before[start:]) > _BEFORE:
+        most = min(_BEFORE, room - 2)  # a character has up to two columns
+        start = max(0, len(before) - most)
+        while cell_len(before[start:]) > most:
             start += 1
     shown = Text(line[start:])
     shown.truncate(room)

@@ -7,6 +7,7 @@ import pytest
 from rich.cells import cell_len
 
 from etlstage.cli.failure import show_error
+from etlstage.cli.screen import Screen
 from etlstage.errors import ConfigError, Excerpt
 from tests.cli.conftest import Etlstage
 from tests.cli.test_screen import Terminal
@@ -84,7 +85,8 @@ def shown(
     monkeypatch.setattr("sys.stderr", terminal)
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("TERM", "dumb")
-    monkeypatch.setenv("COLUMNS", str(columns))
+    # A dumb terminal has 80 columns, whatever the environment has.
+    monkeypatch.setattr(Screen, "width", columns, raising=False)
     show_error(ConfigError("a:1:2: x", [excerpt]), debug=False)
     first, *rest = terminal.getvalue().splitlines()
     assert first == "etlstage: error: a:1:2: x"
@@ -128,6 +130,18 @@ def test_long_line_of_wide_characters(
     line, caret = shown(monkeypatch, Excerpt(line, 1, count + 1))
     assert 78 <= cell_len(line) <= 80
     assert cell_len(line[: line.index("!")]) == caret.index("^")
+
+
+@pytest.mark.parametrize("wrong", ["!", "\u65e5"])
+@pytest.mark.parametrize("columns", [49, 60, 70, 71])
+def test_long_line_on_a_narrow_terminal(
+    monkeypatch: pytest.MonkeyPatch, columns: int, wrong: str
+) -> None:
+    """What the caret points at is in sight on it, too (issue 26)."""
+    text = "x" * 500 + wrong + "y" * 500
+    line, caret = shown(monkeypatch, Excerpt(text, 1, 501), columns)
+    assert cell_len(line) == columns
+    assert line[caret.index("^")] == wrong
 
 
 def test_no_caret_in_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,7 +62,7 @@ if __name__ == "__main__":
     try:
         anyio.run(main)
         status = 0
-    except BaseException:  # noqa: BLE001 - also after Ctrl-C
+    except BaseException:
         traceback.print_exc()
     # Exit even if a thread still waits for a line.
     os._exit(status)
