@@ -128,6 +128,10 @@ class Fault:
                 raise ConfigError(
                     f"fault: {name} must be a whole number, got {value!r}"
                 )
+        for name in ("seconds", "probability"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, float | int | None):
+                raise ConfigError(f"fault: {name} must be a number, got {value!r}")
         worker: object = self.worker
         if not isinstance(worker, str | None):
             raise ConfigError(f"fault: worker must be text, got {worker!r}")
@@ -151,6 +155,11 @@ class FaultPlan:
     faults: tuple[Fault, ...] = ()
     seed: int = 0
     """For faults with a probability."""
+
+    def __post_init__(self) -> None:
+        seed: object = self.seed  # a plan in JSON may have anything
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise ConfigError(f"fault plan: seed must be a whole number, got {seed!r}")
 
     @classmethod
     def of(cls, *faults: Fault, seed: int = 0) -> Self:

@@ -61,6 +61,9 @@ def test_size_is_that_of_the_kind_unless_it_is_given(
         ({"message": 1.5}, "fault: message must be a whole number, got 1.5"),
         ({"start": True}, "fault: start must be a whole number, got True"),
         ({"size": "5"}, "fault: size must be a whole number, got '5'"),
+        ({"seconds": True}, "fault: seconds must be a number, got True"),
+        ({"seconds": "3"}, "fault: seconds must be a number, got '3'"),
+        ({"probability": True}, "fault: probability must be a number, got True"),
         ({"worker": 5}, "fault: worker must be text, got 5"),
         ({"probability": 1.5}, "fault: probability must be 0 to 1, got 1.5"),
         ({"probability": -0.1}, "fault: probability must be 0 to 1, got -0.1"),
@@ -85,6 +88,13 @@ def test_values_are_checked(values: dict[str, object], text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         Fault(FaultKind.KILL, **values)  # type: ignore[arg-type]
     assert str(caught.value) == text
+
+
+@pytest.mark.parametrize("seed", ['"x"', "[1]", "1.5", "true", "null"])
+def test_seed_is_a_whole_number(seed: str) -> None:
+    """It is refused as the plan is read, not as a worker is started (issue 26)."""
+    with pytest.raises(ConfigError, match="fault plan: seed must be a whole number"):
+        FaultPlan.from_json(f'{{"faults":[],"seed":{seed}}}')
 
 
 def test_changed_reply_needs_a_message() -> None:
