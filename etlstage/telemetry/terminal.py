@@ -13,9 +13,11 @@ _SEQUENCES: Final = re.compile(
 _CONTROLS: Final = re.compile(
     # Changes of the writing direction and ends of lines hide text as well.
     r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
-    # Characters without width can't be seen.
-    r"\xad\u034f\u180e\u200b\u2060-\u2065\u206a-\u206f\ufeff\ufff9-\ufffb"
-    r"\U000e0000-\U000e0fff"
+    # Characters without width or ink can't be seen. U+FE0E and U+FE0F choose between
+    # text and picture.
+    r"\xad\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b\u2060-\u2065\u206a-\u206f"
+    r"\u3164\ufe00-\ufe0d\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3"
+    r"\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
     # Lone surrogates can't be encoded, or become bytes that steer a terminal.
     r"\ud800-\udfff]"
     # Joiners are needed in some scripts and in emoji, but never beside ASCII.

@@ -25,6 +25,12 @@ from etlstage.telemetry.terminal import harmless
         ("tag\U000e0041", r"tag\U000e0041"),
         ("a\u034fb", r"a\u034fb"),
         ("a\U000e0100b\U000e01ef", r"a\U000e0100b\U000e01ef"),
+        ("a\u115fb\u1160c\u3164d\uffa0", r"a\u115fb\u1160c\u3164d\uffa0"),
+        ("a\u17b4b\u17b5c\u180bd\u180f", r"a\u17b4b\u17b5c\u180bd\u180f"),
+        ("a\ufe00b\ufe0dc\ufff0d\ufff8", r"a\ufe00b\ufe0dc\ufff0d\ufff8"),
+        ("a\U0001bca0b\U0001bca3", r"a\U0001bca0b\U0001bca3"),
+        ("a\U0001d173b\U0001d17a", r"a\U0001d173b\U0001d17a"),
+        ("\u2764\ufe0f\u2764\ufe0e", "\u2764\ufe0f\u2764\ufe0e"),
         ("d\udc9b", r"d\udc9b"),
         ("a\u200db\u200c", r"a\u200db\u200c"),
         # Joiners between letters of Persian, or within a picture, hide nothing.
