@@ -110,7 +110,7 @@ class _Server(ThreadingTCPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - as there
         """Report an error, but not that a client is gone, as a check of the port is."""
-        if not isinstance(sys.exc_info()[1], OSError):
+        if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
             super().handle_error(request, client_address)
 
 

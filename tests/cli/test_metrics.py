@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from subprocess import Popen
 from typing import cast
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -86,18 +87,20 @@ def test_connection_that_is_reset_is_no_error(
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.parametrize("error", [KeyError("/live"), OSError("a device")])
 def test_error_in_an_answer_is_reported(
     server: MetricsServer,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    error: Exception,
 ) -> None:
     """Unlike that of a connection, it is a bug (issue 26)."""
-    monkeypatch.setattr(server, "answer", {}.__getitem__)
+    monkeypatch.setattr(server, "answer", Mock(side_effect=error))
     ours, peer = socket.socketpair()
     with peer:
         peer.sendall(b"GET /live HTTP/1.0\r\n\r\n")
         server._server.process_request_thread(ours, "peer")
-    assert "KeyError: '/live'" in capsys.readouterr().err
+    assert f"{type(error).__name__}: {error}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("address", ["", "x", "1:x", "1:70000", "host", "1:-1"])
