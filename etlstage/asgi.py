@@ -51,7 +51,7 @@ __all__ = ("StageService",)
 _log = Log()
 _LATER: Final = {"Retry-After": "1"}  # seconds
 _GONE: Final = 499
-"""Status for access logs, as nginx has it: the client closed the request."""
+"""Status that middleware sees once the client is gone, as nginx has it in its logs."""
 
 
 class StageService:
