@@ -57,7 +57,10 @@ def _infer(
         if value is not None and value is not False
     }
     if schema is not None:
-        text = json.dumps(schema_of(found), indent=2) + "\n"
+        try:
+            text = json.dumps(schema_of(found), indent=2) + "\n"
+        except RecursionError:
+            raise ConfigError("an output is nested too deeply for a schema") from None
         with naming(schema), schema.open("x", encoding="utf-8") as file:
             file.write(text)
         lines["schema"] = str(schema)

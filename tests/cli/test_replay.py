@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.testing.recording.recording import Recording
-from etlstage.testing.transcript import Channel
+from etlstage.testing.transcript import Channel, Entry
 from tests.cli.conftest import Etlstage, write_pipeline
 from tests.cli.forked import Forks, environment
 
@@ -170,3 +171,20 @@ def test_expect_is_proposed_from_recordings(
     path = recordings / "upper-1.1.rec"
     schema = etlstage("expect", "infer", path, "--schema", "out.json")
     assert schema.stderr == "etlstage: error: not all outputs are JSON documents\n"
+
+
+@pytest.mark.parametrize("depth", [980, 100_000])
+def test_schema_of_an_output_that_is_nested_too_deeply(
+    tmp_path: Path, etlstage: Etlstage, depth: int
+) -> None:
+    """It is not proposed, and the error is about the output (issue 26)."""
+    output = b"[" * depth + b"]" * depth
+    data = ((Channel.STDIN, b"x\n"), (Channel.STDOUT, output + b"\n\0"))
+    entries = (Entry(channel, part, 0.0) for channel, part in data)
+    recording = Recording(stage="s", dialect=MarkerDialect(), entries=(*entries,))
+    recording.save(tmp_path / "s.rec")
+    result = etlstage("expect", "infer", tmp_path / "s.rec", "--schema", "out.json")
+    assert result.returncode == 2
+    assert result.stderr == (
+        "etlstage: error: an output is nested too deeply for a schema\n"
+    )
