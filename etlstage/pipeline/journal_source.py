@@ -311,7 +311,7 @@ class JournalSource(Source):
             self._begun[place] = done + len(run)
             self._before = self._reader.position(secured=False, finished=False)
             # It is behind the position, but a crash must not lose it either.
-            self._reader.position()
+            self._reader.secure(Checkpoint({envelope.journal: envelope.end}, []))
         return run
 
     def _reached(self, reader: CommittedReader) -> Position:

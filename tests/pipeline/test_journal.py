@@ -270,6 +270,33 @@ def test_limited_runs_read_on_where_they_stopped(
         anyio.run(check, path, in_transactions(path / "in", runs))
 
 
+async def test_frame_that_a_limit_divides_is_on_the_disk_before_its_position(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a crash of the machine, nothing else stands in its place (issue 24)."""
+    steps: list[str] = []
+    fsync, kept = os.fsync, Delivery.keep
+
+    def noted_fsync(fd: int) -> None:
+        steps.append(Path(os.readlink(f"/proc/self/fd/{fd}")).suffix)
+        fsync(fd)
+
+    def noted_keep(self: Delivery, record: CommitRecord) -> None:
+        assert isinstance(record.position, dict)
+        steps.append("begun" if "begun" in record.position else "before")
+        kept(self, record)
+
+    with Journals.open(tmp_path / "set", content_type=RUN) as journals:
+        (spec,) = journals.partitions()
+        publisher = Publisher(journals, mapping=lambda _: (spec.name, RUN))
+        await publisher.publish_committed(RunMessage([b"a", b"b", b"c"]))
+        monkeypatch.setattr(os, "fsync", noted_fsync)
+        monkeypatch.setattr(Delivery, "keep", noted_keep)
+        source = JournalSource(tmp_path / "set", reader="r")
+        await plainly(source, MemorySink(), tmp_path / "state", 1)
+    assert ".log" in steps[: steps.index("begun")]
+
+
 @pytest.mark.parametrize("exactly_once", [True, False])
 async def test_run_that_has_recorded_nothing_yet_begins_where_it_began(
     tmp_path: Path, exactly_once: bool
