@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from math import isfinite
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self, TypeVar
 
 import anyio
@@ -56,6 +56,7 @@ __all__ = (
     "Registered",
     "SoundMessages",
     "Start",
+    "begun_in",
     "checkpoint_of",
     "plain_checkpoint",
     "registered",
@@ -66,6 +67,10 @@ _RUNS: Final = 16
 Start = Literal["beginning", "end"] | float | Mapping[str, int]
 """Where a reader without a position begins. A number is a time, in seconds since 1970;
 a mapping has offsets by journal."""
+
+Begun = Mapping[tuple[str, int], int]
+"""By journal and offset of a frame, how many of its messages were read, but not all."""
+_NONE_BEGUN: Final[Begun] = MappingProxyType({})
 
 T = TypeVar("T")
 
@@ -169,6 +174,8 @@ class Registered(NamedTuple):
     """When the state was stored, in seconds since 1970."""
     load: str = ""
     """For a pipeline's reader: identifies the load."""
+    begun: Begun = _NONE_BEGUN
+    """For a pipeline's reader: what is read of the frames that limits have divided."""
 
 
 def registered(storage: Storage, where: str) -> list[Registered]:
@@ -188,7 +195,7 @@ def _parsed(name: str, data: bytes, where: str) -> Registered:
         value = json.loads(data)
         checkpoint = checkpoint_of(value)
         needs, updated, load = value["needs"], value["updated"], value.get("load", "")
-        return Registered(name, checkpoint, needs, updated, load)
+        return Registered(name, checkpoint, needs, updated, load, begun_in(value))
     except (ValueError, LookupError, TypeError) as error:
         raise JournalError(
             f"{where}/readers/{name}.json is not a position: {flaw_of(error)}; restore"
@@ -197,10 +204,15 @@ def _parsed(name: str, data: bytes, where: str) -> Registered:
         ) from None
 
 
-def plain_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return a checkpoint as plain JSON."""
+def plain_checkpoint(
+    checkpoint: Checkpoint, begun: Begun = _NONE_BEGUN
+) -> dict[str, Any]:
+    """Return a checkpoint, and how much of divided frames was read, as plain JSON."""
     states = [[j, p.hex(), last, begin] for j, p, last, begin in checkpoint.states]
-    return {"offsets": checkpoint.offsets, "states": states}
+    value: dict[str, Any] = {"offsets": checkpoint.offsets, "states": states}
+    if begun:
+        value["begun"] = [[*place, done] for place, done in begun.items()]
+    return value
 
 
 def checkpoint_of(value: Any) -> Checkpoint:  # noqa: ANN401 - whatever JSON has
@@ -218,12 +230,17 @@ def checkpoint_of(value: Any) -> Checkpoint:  # noqa: ANN401 - whatever JSON has
     return Checkpoint({name: int(at) for name, at in value["offsets"].items()}, states)
 
 
-def _stored(checkpoint: Checkpoint, now: float, load: str) -> bytes:
+def begun_in(position: Any) -> dict[tuple[str, int], int]:  # noqa: ANN401 - JSON
+    """Return how many messages of divided frames were read, by journal and offset."""
+    return {(journal, at): done for journal, at, done in position.get("begun", ())}
+
+
+def _stored(checkpoint: Checkpoint, begun: Begun, now: float, load: str) -> bytes:
     needs = dict(checkpoint.offsets)
     for journal, _, _, begin in checkpoint.states:
         if begin >= 0:
             needs[journal] = min(needs.get(journal, begin), begin)
-    value = {**plain_checkpoint(checkpoint), "needs": needs, "updated": now}
+    value = {**plain_checkpoint(checkpoint, begun), "needs": needs, "updated": now}
     return json.dumps({**value, "load": load} if load else value).encode()
 
 
@@ -287,6 +304,7 @@ class CommittedReader:
             another load has stored under the name is not used.
 
     Attributes:
+        begun: As it was stored with the position under the name, if it is used.
         frames: Number of frames read, including those that are not committed.
 
     Raises:
@@ -314,6 +332,7 @@ class CommittedReader:
     ) -> None:
         _check(ring, commit_every, position)
         self.name = name
+        self.begun: Begun = _NONE_BEGUN
         self.frames: int = 0
         self._load = load
         self._process = os.getpid()
@@ -343,7 +362,7 @@ class CommittedReader:
                 known = {one.name: one for one in journals.readers()}
                 one = known.get(name)
                 if one is not None and one.load == (load or one.load):
-                    position = one.checkpoint
+                    position, self.begun = one.checkpoint, one.begun
             begins = position is None and name is not None
             position = position or Checkpoint({}, [])
             self._sequencer = Sequencer(*position, ring=ring)
@@ -354,7 +373,7 @@ class CommittedReader:
                 self._have_all_kept()
             self._look()
             if name is not None:
-                self.commit()
+                self.commit(begun=self.begun)
         except BaseException:
             self._release()
             raise
@@ -435,19 +454,22 @@ class CommittedReader:
                 self._journals.byte_log(journal).secure(offset)
                 self._secured[journal] = offset
 
-    def commit(self, position: Checkpoint | None = None) -> None:
+    def commit(
+        self, position: Checkpoint | None = None, begun: Begun = _NONE_BEGUN
+    ) -> None:
         """
         Store a position.
 
         Args:
             position: Default: the position before the message that was returned last,
                 which is not done yet.
+            begun: How many messages of divided frames are done.
 
         """
         self._due = time.monotonic() + (self._commit_every or 0)
         position = position or self._position()
         self.secure(position)
-        data = _stored(position, time.time(), self._load)
+        data = _stored(position, begun, time.time(), self._load)
         self._storage.replace(f"readers/{self.name}.json", data)
 
     def unread(self) -> tuple[int, float]:

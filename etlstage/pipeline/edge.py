@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, NamedTuple
 from etlstage.errors import EtlstageError, StateUnusable
 from etlstage.journal import Journals, RunMessage
 from etlstage.journal.errors import OffsetGone
-from etlstage.journal.reader import checkpoint_of
+from etlstage.journal.reader import begun_in, checkpoint_of
 from etlstage.journal.run import RunFraming
 from etlstage.messages import counted
 from etlstage.pipeline.delivery.delivery import Delivery
@@ -26,7 +26,7 @@ from etlstage.pipeline.delivery.folder import JOURNALS, READER, edge_name, make_
 from etlstage.pipeline.delivery.holder import unheld
 from etlstage.pipeline.delivery.record import CommitRecord
 from etlstage.pipeline.journal_sink import JournalSink
-from etlstage.pipeline.journal_source import CUT, JournalSource, begun_in
+from etlstage.pipeline.journal_source import CUT, JournalSource
 from etlstage.sequencing import Checkpoint
 
 __all__ = (

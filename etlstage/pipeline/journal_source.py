@@ -7,8 +7,7 @@ Where a limit divides a run of messages, it is before the run, and has how many 
 were read.
 
 The journals keep what was not loaded for the reader's name. Where to resume is stored
-in the record of the state directory; without a state directory, under that name, and
-then a divided run is read again.
+in the record of the state directory; without a state directory, under that name.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from etlstage.errors import (
 )
 from etlstage.journal import CommittedReader, Journals, RunMessage
 from etlstage.journal.errors import JournalDamaged, JournalError
-from etlstage.journal.reader import Start, checkpoint_of, plain_checkpoint
+from etlstage.journal.reader import Start, begun_in, checkpoint_of, plain_checkpoint
 from etlstage.messages import Position, Run, size_of
 from etlstage.pipeline.interfaces import Epochs, Source, unfenced
 from etlstage.pipeline.journal_sink import RUN_BYTES, RUN_MESSAGES, pieces
@@ -45,7 +44,7 @@ from etlstage.sequencing import (
 )
 from etlstage.telemetry.meter import GaugeLevel, Meter
 
-__all__ = ("CUT", "JournalSource", "begun_in", "messages_of")
+__all__ = ("CUT", "JournalSource", "messages_of")
 
 CUT: Final = 1 << 16, 8 << 20
 """Messages and bytes between two positions; a frame is not split."""
@@ -235,7 +234,8 @@ class JournalSource(Source):
         if self._reader is not None and self._called is not None:
             self._check()
             checkpoint = self._checkpoint(position.value)
-            await self._in_thread(self._reader.commit, checkpoint)
+            begun = begun_in(position.value)
+            await self._in_thread(self._reader.commit, checkpoint, begun)
 
     async def aclose(self) -> None:
         """Release the reader's name, and close the files."""
@@ -264,6 +264,8 @@ class JournalSource(Source):
             on_error=_raise if self._skips else None,
             load=self._load,
         )
+        if self._position is None:
+            self._begun = dict(self._reader.begun)
         return self._reader
 
     def _read(self) -> bool:
@@ -317,11 +319,10 @@ class JournalSource(Source):
     def _reached(self, reader: CommittedReader) -> Position:
         """Return the position behind what was read."""
         assert self._journals is not None
-        value = plain_checkpoint(self._before or reader.position(secured=False))
+        checkpoint = self._before or reader.position(secured=False)
+        value = plain_checkpoint(checkpoint, self._begun)
         # Journals have the same names in every set with the same folder name.
         value["set"] = self._journals.id
-        if self._begun:
-            value["begun"] = [[*place, done] for place, done in self._begun.items()]
         return Position(value)
 
     @property
@@ -369,11 +370,6 @@ class JournalSource(Source):
 def _raise(error: FrameError | JournalDamaged) -> None:
     """Make the reader raise an error where it skips damage."""
     raise error
-
-
-def begun_in(position: Any) -> dict[tuple[str, int], int]:  # noqa: ANN401 - JSON
-    """Return how many messages of divided frames were read, by journal and offset."""
-    return {(journal, at): done for journal, at, done in position.get("begun", ())}
 
 
 def messages_of(message: object) -> Run:

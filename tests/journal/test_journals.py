@@ -745,6 +745,10 @@ def test_position_that_is_none() -> None:
         ('{"states": []}', "its key 'offsets' is missing"),
         ('{"states": [5]}', "its values are not of the right types"),
         ("[]", "its values are not of the right types"),
+        (
+            '{"states": [], "offsets": {}, "needs": {}, "updated": 1, "begun": [1]}',
+            "its values are not of the right types",
+        ),
     ],
 )
 def test_place_of_a_position_that_is_none(

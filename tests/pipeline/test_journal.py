@@ -244,6 +244,7 @@ async def test_without_a_state_the_name_has_where_to_go_on(tmp_path: Path) -> No
     assert seen == [[b"a"], [b"a"], [b"b"], [b"a", b"b"]]
 
 
+@pytest.mark.parametrize("state", [True, False])
 @given(
     runs=st.lists(st.integers(1, 4), min_size=1, max_size=6),
     limits=st.lists(st.integers(1, 5), min_size=1, max_size=4),
@@ -251,7 +252,7 @@ async def test_without_a_state_the_name_has_where_to_go_on(tmp_path: Path) -> No
 @example(runs=[3, 1], limits=[1, 1, 3, 9])
 @settings(deadline=None, max_examples=30)
 def test_limited_runs_read_on_where_they_stopped(
-    *, runs: list[int], limits: list[int]
+    *, runs: list[int], limits: list[int], state: bool
 ) -> None:
     """Each message is loaded once, though a limit may divide a run (issue 24)."""
 
@@ -260,7 +261,7 @@ def test_limited_runs_read_on_where_they_stopped(
         for limit in [*limits, len(wanted)]:
             sink = MemorySink()
             source = JournalSource(path / "in", reader="r")
-            await plainly(source, sink, path / "state", limit)
+            await plainly(source, sink, path / "state" if state else None, limit)
             assert len(sink.messages) == min(limit, len(wanted) - len(seen))
             seen += sink.messages
         assert sorted(seen) == sorted(wanted)
