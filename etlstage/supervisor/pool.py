@@ -290,10 +290,17 @@ class WorkerPool:
 
     def close_for(self, why: FarewellReason) -> None:
         """Take no more submissions; ``why`` is sent to workers when they are stopped."""
-        self.closing, self.farewell_reason = True, why
+        self._end_for(why)
         if why is FarewellReason.LOST:
             for running in list(self._running.values()):
                 running.lose_share()
+
+    def _end_for(self, why: FarewellReason) -> None:
+        self.closing = True
+        # A share that is lost stays lost. But one that ends has not ended any more if
+        # the workers are stopped before they are given the rest.
+        if self.farewell_reason is not FarewellReason.LOST:
+            self.farewell_reason = why
 
     async def close(self, *, patient: bool) -> None:
         """Stop the workers, then end all submissions, even if this is cancelled."""
@@ -397,8 +404,8 @@ class WorkerPool:
 
     def complete(self, why: FarewellReason) -> None:
         """Let the workers end once all is answered: nothing more is submitted."""
-        self._complete = self.closing = True
-        self.farewell_reason = why
+        self._complete = True
+        self._end_for(why)
         self.end_if_answered()
 
     def end_if_answered(self) -> None:

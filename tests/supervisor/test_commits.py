@@ -547,6 +547,33 @@ async def test_share_that_is_lost_while_an_action_defers_the_farewell(
     assert found == (["initialize", *actions], [], seconds)
 
 
+@pytest.mark.parametrize("how", ["finish", "aclose", "drain"])
+async def test_share_that_is_lost_does_not_end(how: str) -> None:
+    """Its worker obeyed, and is not blamed when the end follows (issue 25)."""
+    processors = Processors(pause=1.0, every=9)
+    supervisor = AsyncSupervisor(
+        Stage(name="t", worker=("p",), kind=StageKind.LOAD, dialect=KclDialect()),
+        launch=ScriptedLaunch(processors),
+        commit=Store(),
+        assignment=Assignment("s-1"),
+    )
+    async with supervisor, anyio.create_task_group() as tasks:
+        tasks.start_soon(supervisor.submit, [b'{"n": 0}'])
+        await anyio.sleep(0.5)
+        tasks.start_soon(partial(supervisor.aclose, why=FarewellReason.LOST))
+        await anyio.sleep(0.2)
+        if how == "finish":
+            supervisor.finish(why=FarewellReason.ENDED)
+        elif how == "aclose":
+            await supervisor.aclose(why=FarewellReason.ENDED)
+        else:
+            await supervisor.aclose(why=FarewellReason.DRAIN)
+
+    actions = [action for _, action in processors.actions]
+    assert actions == ["initialize", "processRecords", "leaseLost"]
+    assert supervisor.faults.failures == 0
+
+
 async def test_time_of_a_farewell_begins_after_the_action() -> None:
     """Then it is the limit, as it is for an idle processor (issue 25)."""
 
