@@ -79,6 +79,8 @@ def test_counting_goes_on() -> None:
         ({"behind": [float("nan")]}, 0, "its delay behind the end of the shard is nan"),
         ({"behind": [1.0, float("inf")]}, 1, "is inf, expected a whole number"),
         ({"arrival": [0, 1 << 63]}, 1, "expected a whole number of at most 64 bits"),
+        ({"arrival": [0.5, -(1 << 63) - 1]}, 0, "its arrival is 0.5"),
+        ({"arrival": [-(1 << 63) - 1]}, 0, "a whole number of at most 64 bits"),
         ({"arrival": [-(10**5000)]}, 0, "its arrival is a number of too many digits"),
         ({"sequence": [10**5000]}, 0, "number is a number of too many digits"),
     ],
@@ -100,6 +102,13 @@ def test_records_that_are_none_are_refused(
 def test_whole_numbers_may_be_floats() -> None:
     """A frame with missing values has no others (issue 25)."""
     run = AnnotatedRun([b"x"] * 2, sub=[0.0, None], arrival=[1.0, None])
+    assert opened().ranks(run) == [(1, 0), (2, 0)]
+
+
+@pytest.mark.parametrize("least", [-(1 << 63), -float(1 << 63)])
+def test_least_number_of_64_bits_is_whole(least: float) -> None:
+    """As any other that daemons can hold (issue 25)."""
+    run = AnnotatedRun([b"x"] * 2, arrival=[least, (1 << 63) - 1])
     assert opened().ranks(run) == [(1, 0), (2, 0)]
 
 
