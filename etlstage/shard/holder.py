@@ -202,6 +202,12 @@ class LeaseHolder:
             self.report(ReadFailed(str(error)))
             return
         self.rows = {row.shard: row for row in rows}
+        # Once a shard that was reset is taken again, its switches show no reset.
+        self._over = {
+            shard: switches
+            for shard, switches in self._over.items()
+            if shard not in self.rows or self.rows[shard].switches >= switches
+        }
         there = set(self.rows)
         if missing := names - there:
             gone = (

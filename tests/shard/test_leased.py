@@ -37,7 +37,7 @@ from etlstage.shard.cut import Cut, number_of
 from etlstage.shard.keeper import LeaseKeeper
 from etlstage.shard.lease import Lease
 from etlstage.shard.leased import LeasedSink
-from etlstage.shard.operator import reset
+from etlstage.shard.operator import release, reset
 from etlstage.shard.sink import CheckpointFile, ShardedSink
 from etlstage.shard.table import (
     NEWS,
@@ -842,6 +842,40 @@ async def test_shard_that_is_reset_is_taken_by_who_failed_at_it() -> None:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(operate)
         (report,) = await run_all(one)
+    assert report.status == "done", report.error
+    assert all(lease.ended for lease in table.read())
+    check_whole(processors)
+
+
+@virtually
+async def test_shard_that_was_reset_and_taken_again_is_not_over() -> None:
+    """The runner waits for it while it is handed over, and then ends it (issue 25)."""
+    killers, released = {0}, list[str]()
+    table, processors = MemoryLeases(), Processors(killers=killers, pause=0.5)
+    one = runner(table, processors)
+    sink = one._sink
+    assert isinstance(sink, LeasedSink)
+
+    async def operate() -> None:
+        while not sink._failures:  # noqa: ASYNC110 - there is no event of it
+            await anyio.sleep(0.1)
+        killers.clear()
+        (failed,) = sink._failures
+        reset(table, failed)
+        left = table.read()
+        while len(left) > 1 or not left[0].owner:
+            await anyio.sleep(0.1)
+            left = [row for row in table.read() if not row.ended]
+        # No other shard keeps the run going.
+        assert left[0].shard == failed
+        release(table, failed)
+        released.append(failed)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(operate)
+        (report,) = await run_all(one)
+        tasks.cancel_scope.cancel()
+    assert released
     assert report.status == "done", report.error
     assert all(lease.ended for lease in table.read())
     check_whole(processors)
