@@ -274,8 +274,9 @@ class LeaseHolder:
 
     def _add(self, stream: ShardedSource) -> set[str]:
         """Add leases for new shards; return the names of all shards; blocks."""
-        found = stream.shards()
+        # In this order, as another look may add shards between the two.
         known = {row.shard: row for row in self._leases.read()}
+        found = stream.shards()
         there = {shard.name for shard in found}
         gone = [
             row for row in known.values() if not row.ended and row.shard not in there

@@ -11,6 +11,7 @@ from etlstage.shard.holder import LeaseHolder
 from etlstage.shard.keeper import LeaseKeeper
 from etlstage.shard.kinesis.source import KinesisSource
 from etlstage.shard.lease import Lease
+from etlstage.shard.stream import SourceShard
 from etlstage.shard.table import MemoryLeases
 from tests.shard.stream import MemoryKinesis
 
@@ -56,3 +57,25 @@ async def test_names_of_shards_change_in_the_loop_alone() -> None:
     await holder._read()
     assert holder._names == {f"shardId-{n:012}" for n in range(3)}
     assert threads == [get_ident()] * 3
+
+
+async def test_shards_that_are_added_after_the_stream_was_listed() -> None:
+    """Those that another look adds meanwhile are not taken for gone (issue 25)."""
+    table, stream = MemoryLeases(), MemoryKinesis(1)
+    source = KinesisSource("clicks", lambda: stream)
+    children = {f"shardId-{n:012}" for n in (1, 2)}
+
+    class Outdated(KinesisSource):
+        def shards(self) -> list[SourceShard]:
+            found = super().shards()
+            stream.split("shardId-000000000000")
+            other._add(source)
+            return found
+
+    other, holder = (
+        LeaseHolder("load", LeaseKeeper(name, "0"), lambda _: table) for name in "ab"
+    )
+    await other.open(str, source)
+    await holder.open(str, source)
+    await holder.find(Outdated("clicks", lambda: stream))
+    assert children < {row.shard for row in table.read()}
