@@ -249,13 +249,21 @@ class LeaseHolder:
 
     def is_over(self, shard: str) -> bool:
         """Return whether a shard has ended, or this runner can't process it."""
-        row = self.rows.get(shard)
-        switches = 0 if row is None else row.switches
-        # A reset sets ``switches`` to 0, so a shard that was reset is not over.
-        if switches >= self._over.get(shard, math.inf) or self._has_ended(shard):
+        if self._has_ended(shard):
             return True
-        parents = () if row is None else row.parents
-        return any(self.is_over(p) for p in parents if not self._has_ended(p))
+        # After several splits and merges, many ways lead from a shard to an ancestor.
+        waits_for, ancestors = [shard], {shard}
+        while waits_for:
+            name = waits_for.pop()
+            row = self.rows.get(name)
+            switches, parents = (0, ()) if row is None else (row.switches, row.parents)
+            # A reset sets ``switches`` to 0, so a shard that was reset is not over.
+            if switches >= self._over.get(name, math.inf):
+                return True
+            new = {p for p in parents if not self._has_ended(p)} - ancestors
+            ancestors |= new
+            waits_for += new
+        return False
 
     def _has_ended(self, shard: str) -> bool:
         row = self.rows.get(shard)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from threading import get_ident
+from typing import Any
 
 import pytest
 
@@ -79,3 +81,27 @@ async def test_shards_that_are_added_after_the_stream_was_listed() -> None:
     await holder.open(str, source)
     await holder.find(Outdated("clicks", lambda: stream))
     assert children < {row.shard for row in table.read()}
+
+
+async def test_shards_that_were_split_and_merged_many_times() -> None:
+    """A look doesn't go each of the ways from a shard to an ancestor (issue 25)."""
+    looks = Counter[str]()
+
+    class Rows(dict[str, Lease]):
+        def get(self, shard: str, default: Any = None) -> Any:  # noqa: ANN401
+            looks[shard] += 1
+            assert looks[shard] < 10 * len(self)
+            return super().get(shard, default)
+
+    rows = [Lease("0")]
+    for n in range(40):
+        halves = Lease(f"{n} low", (f"{n}",)), Lease(f"{n} high", (f"{n}",))
+        rows += [*halves, Lease(f"{n + 1}", tuple(half.shard for half in halves))]
+    holder = LeaseHolder(
+        "load", LeaseKeeper("a", "0"), lambda _: MemoryLeases(), [r.shard for r in rows]
+    )
+    holder.rows = Rows({row.shard: row for row in rows})
+    assert not holder.is_over("40")
+    holder.give_up(rows[0])
+    looks.clear()
+    assert holder.all_over
