@@ -562,7 +562,7 @@ class LeasedSink(ShardSink):
             self._tasks.start_soon(shard.worker.stop, FarewellReason.LOST)
             raise
         asked = CheckpointAsked(shard.name, json.dumps(request.position), request.ended)
-        if not await shard.ask(partial(self._holder.report, asked)):
+        if not await shard.ask(asked, self._holder.report):
             raise EtlstageError(_LOST)
 
 

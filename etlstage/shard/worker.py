@@ -39,6 +39,7 @@ from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.interfaces import Output, Sink
 from etlstage.protocol.events import FarewellReason
 from etlstage.shard.cut import number_of
+from etlstage.shard.lease import CheckpointAsked
 from etlstage.stage import Stage
 from etlstage.supervisor import Assignment, AsyncSupervisor, CommitRequest
 from etlstage.supervisor.exchange.exchange import Outcome
@@ -388,6 +389,8 @@ class LeasedShard:
         self.settled: list[EtlstageError] = []
         """Errors that were settled for a checkpoint, and are still to be yielded."""
         self._asked: _Asked | None = None
+        self._ended = False
+        """Whether the end is committed."""
 
     @property
     def wants(self) -> bool:
@@ -395,28 +398,35 @@ class LeasedShard:
         over = self.exhausted is not None or self.worker.stopping or self.gone
         return self.started and not over
 
-    async def ask(self, report: Callable[[], None]) -> bool:
+    async def ask(
+        self, asked: CheckpointAsked, report: Callable[[CheckpointAsked], None]
+    ) -> bool:
         """Report a request for a checkpoint; return whether it was stored."""
         # An earlier request that was cancelled may still be stored: wait until then.
         while self._asked is not None:
             await self._asked.answered.wait()
-        asked = self._asked = _Asked()
-        report()
-        await asked.answered.wait()
-        return asked.stored
+        if self._ended:  # by that one, of which the worker does not know
+            return True
+        pending = self._asked = _Asked(asked)
+        report(asked)
+        await pending.answered.wait()
+        return pending.stored
 
     def answer(self, *, stored: bool) -> None:
         """Answer the pending request, if any."""
         if self._asked is not None:
-            asked, self._asked = self._asked, None
-            asked.stored = stored
-            asked.answered.set()
+            pending, self._asked = self._asked, None
+            if stored:
+                self._ended = pending.asked.ended
+            pending.stored = stored
+            pending.answered.set()
 
 
 class _Asked:
     """A pending request for a checkpoint."""
 
-    def __init__(self) -> None:
+    def __init__(self, asked: CheckpointAsked) -> None:
+        self.asked = asked
         self.stored = False
         self.answered = anyio.Event()
 

@@ -35,7 +35,7 @@ from etlstage.protocol.events import FarewellReason
 from etlstage.protocol.kcl.settings import KclDialect
 from etlstage.shard.cut import Cut, number_of
 from etlstage.shard.keeper import LeaseKeeper
-from etlstage.shard.lease import Lease
+from etlstage.shard.lease import Lease, Write
 from etlstage.shard.leased import LeasedSink
 from etlstage.shard.operator import release, reset
 from etlstage.shard.sink import CheckpointFile, ShardedSink
@@ -47,7 +47,7 @@ from etlstage.shard.table import (
     SQLiteLeases,
     TableGone,
 )
-from etlstage.stage import BatchPolicy, ErrorPolicy, RestartPolicy, Stage
+from etlstage.stage import BatchPolicy, ErrorPolicy, RestartPolicy, Stage, Timeouts
 from etlstage.testing import (
     MemoryDeadLetters,
     MemorySource,
@@ -515,6 +515,51 @@ async def test_end_of_a_shard_is_tried_again() -> None:
             assert (account.done, account.unprocessed) == (COUNT, 0)
             for done in processors.done.values():
                 assert len(done) <= len(set(done)) + 2 * 3
+
+
+def late(one: Pipeline, late: Callable[[Lease, Lease], bool]) -> None:
+    """Let a runner's writes of some changes take longer than timeout.commit."""
+    sink = one._sink
+    assert isinstance(sink, LeasedSink)
+    prompt = sink._holder.write
+
+    async def slow(write: Write, news: News) -> None:
+        if late(write.before, write.after):
+            await anyio.sleep(1.5)
+        await prompt(write, news)
+
+    sink._holder.write = slow  # type: ignore[method-assign]
+
+
+HASTY = replace(
+    STAGE, timeout=Timeouts(commit=1.0), restart=RestartPolicy(max=2, delay=0.01)
+)
+
+
+def hasty(table: LeaseTable, processors: Callable[..., Any]) -> Pipeline:
+    """Return a runner whose workers wait a second for a checkpoint."""
+    sink = LeasedSink(
+        HASTY,
+        cut=Cut(3, "/user"),
+        keeper=LeaseKeeper("a", "start", failover=3.0),
+        leases=lambda _of: table,
+        launch=ScriptedLaunch(processors),
+    )
+    return runner(table, processors, sink=sink)
+
+
+@virtually
+async def test_end_of_a_shard_that_is_stored_late_is_stored() -> None:
+    """The next worker that asks for it has ended the shard (issue 25)."""
+    table, processors = MemoryLeases(), Processors()
+    one = hasty(table, processors)
+    late(one, lambda before, after: after.ended and not before.ended)
+    (report,) = await run_all(one)
+    assert report.status == "done", report.error
+    assert all(row.ended for row in table.read())
+    assert processors.errors.count("KinesisClientLibDependencyException") == 3
+    assert "ShutdownException" not in processors.errors
+    check_whole(processors)
 
 
 @virtually
