@@ -26,6 +26,7 @@ __all__ = (
     "RecordRun",
     "ShardRecord",
     "number_of",
+    "place_of",
     "position_at",
     "wrong_key",
 )
@@ -195,11 +196,16 @@ def position_at(number: int) -> object:
 
 def number_of(position: object) -> int:
     """Return the number of the last record that a position covers; -1: none."""
+    return place_of(position)[0]
+
+
+def place_of(position: object) -> tuple[int, int]:
+    """Return the number and the sub-sequence number of that record; (-1, 0): none."""
     match position:
-        case [str(sequence), *_] if sequence.isdecimal():
-            return int(sequence)
+        case [str(sequence), int(sub), *_] if sequence.isdecimal():
+            return int(sequence), sub
         case _:
-            return -1  # read from the beginning; the dialect skips what is committed
+            return -1, 0  # read from the beginning; the dialect skips what is committed
 
 
 def _tokens(pointer: str | None) -> Sequence[str] | None:

@@ -13,6 +13,7 @@ not stored.
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Sequence
 from contextlib import aclosing
@@ -38,7 +39,7 @@ from etlstage.pipeline.dead_letter.policy import (
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.interfaces import Output, Sink
 from etlstage.protocol.events import FarewellReason
-from etlstage.shard.cut import number_of
+from etlstage.shard.cut import number_of, place_of
 from etlstage.shard.lease import CheckpointAsked
 from etlstage.stage import Stage
 from etlstage.supervisor import Assignment, AsyncSupervisor, CommitRequest
@@ -389,6 +390,8 @@ class LeasedShard:
         self.settled: list[EtlstageError] = []
         """Errors that were settled for a checkpoint, and are still to be yielded."""
         self._asked: _Asked | None = None
+        self._place = place_of(position)
+        """The last record that the committed position covers."""
         self._ended = False
         """Whether the end is committed."""
 
@@ -405,7 +408,9 @@ class LeasedShard:
         # An earlier request that was cancelled may still be stored: wait until then.
         while self._asked is not None:
             await self._asked.answered.wait()
-        if self._ended:  # by that one, of which the worker does not know
+        # The worker does not know of that, and may ask for less.
+        place = place_of(json.loads(asked.position))
+        if self._ended or (place < self._place and not asked.ended):
             return True
         pending = self._asked = _Asked(asked)
         report(asked)
@@ -417,6 +422,7 @@ class LeasedShard:
         if self._asked is not None:
             pending, self._asked = self._asked, None
             if stored:
+                self._place = place_of(json.loads(pending.asked.position))
                 self._ended = pending.asked.ended
             pending.stored = stored
             pending.answered.set()

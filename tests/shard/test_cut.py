@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from etlstage.shard.cut import Cut, RecordRun, ShardRecord, number_of, wrong_key
+from etlstage.shard.cut import (
+    Cut,
+    RecordRun,
+    ShardRecord,
+    number_of,
+    place_of,
+    wrong_key,
+)
 
 pytestmark = pytest.mark.core
 
@@ -144,6 +151,12 @@ def test_wrong_record_leaves_others_their_arrival() -> None:
 def test_number_of_a_position(position: object, number: int) -> None:
     """A sentinel, such as the end of a shard, has no number."""
     assert number_of(position) == number
+
+
+def test_places_of_records_of_an_aggregate() -> None:
+    """They have one number, so the sub-sequence number orders them (issue 25)."""
+    places = [place_of(position) for position in (None, ["9", 1], ["12", 0], ["12", 3])]
+    assert places == sorted(places) == [(-1, 0), (9, 1), (12, 0), (12, 3)]
 
 
 def test_longest_partition_key() -> None:

@@ -6,7 +6,7 @@ import json
 import re
 import sqlite3
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
 from itertools import chain, pairwise, product
@@ -559,6 +559,65 @@ async def test_end_of_a_shard_that_is_stored_late_is_stored() -> None:
     assert all(row.ended for row in table.read())
     assert processors.errors.count("KinesisClientLibDependencyException") == 3
     assert "ShutdownException" not in processors.errors
+    check_whole(processors)
+
+
+class Noting(MemoryLeases):
+    """A table that notes the numbers of all checkpoints, by shard."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stored: dict[str, list[int]] = defaultdict(list)
+
+    def swap(self, before: Lease, after: Lease, news: News = NEWS) -> bool:
+        """Swap a lease, and note its number if that changes."""
+        done = super().swap(before, after, news)
+        if done and after.position != before.position and not after.ended:
+            number = number_of(json.loads(after.position or ""))
+            self.stored[after.shard].append(number)
+        return done
+
+
+@virtually
+async def test_checkpoint_that_is_stored_late_does_not_go_back() -> None:
+    """The next worker begins before it, and commits on the way to it (issue 25)."""
+
+    class Dying(Processors):
+        async def _checkpoint(
+            self,
+            *args: Any,  # noqa: ANN401 - passed on
+            **settings: Any,  # noqa: ANN401 - passed on
+        ) -> None:
+            await super()._checkpoint(*args, **settings)
+            if self.errors[-1] is not None:
+                self._every = 1
+                raise EOFError
+
+        async def __call__(self, worker: ScriptedWorker) -> int:
+            try:
+                return await super().__call__(worker)
+            except EOFError:
+                # Its successor begins when the checkpoint has been stored.
+                await anyio.sleep(1)
+                return 3
+
+    table, processors, count = Noting(), Dying(every=3), Counter[str]()
+    one = hasty(table, processors)
+
+    def second(before: Lease, after: Lease) -> bool:
+        moved = before.position != after.position
+        count[after.shard] += moved
+        return moved and count[after.shard] == 2
+
+    late(one, second)
+    (report,) = await run_all(one)
+    assert report.status == "done", report.error
+    assert processors.errors.count("KinesisClientLibDependencyException") == 3
+    for shard, stored in table.stored.items():
+        assert stored == sorted(stored)
+        # The next worker has begun before the checkpoint that was late.
+        assert processors.done[shard].count(stored[1]) == 2
+    assert all(row.ended for row in table.read())
     check_whole(processors)
 
 
