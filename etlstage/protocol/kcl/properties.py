@@ -252,7 +252,7 @@ def _of_stream(stream: dict[str, object], name: str, value: str) -> str:
 
 def _seconds(keys: _Keys, name: str, value: str) -> str:
     group, key, unit = _TIMES[name]
-    if group == "kinesis" and group not in keys:
+    if group in ("kinesis", "shards") and "kinesis" not in keys:
         return _NO_STREAM
     seconds = _whole(name, value) / unit
     if not seconds:

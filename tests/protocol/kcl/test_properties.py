@@ -80,6 +80,7 @@ def test_what_has_a_key() -> None:
         ("idleTimeBetweenReadsInMillis = 1000", "records come from the extract stage"),
         ("regionName = r", "records come from the extract stage"),
         ("shardSyncIntervalMillis = 1", "records come from the extract stage"),
+        ("failoverTimeMillis = 20000", "records come from the extract stage"),
         ("cleanupLeasesUponShardCompletion = false", "leases are in state"),
         ("fanoutConfig.consumerArn = a", "extract.kinesis has no key for it"),
         ("coordinatorStateTableName = t", "leases are in state"),
@@ -92,7 +93,7 @@ def test_what_has_a_key() -> None:
     ],
 )
 def test_what_is_dropped_is_reported(line: str, said: str) -> None:
-    """With the reason; including false, 0, and what a daemon ignores."""
+    """With the reason; including false, 0, and what a daemon ignores (issue 25)."""
     keys, (dropped,), _ = translated(f"{PROGRAM}{line}\n")
     assert dropped.startswith(f"{line.split()[0]}: {said}")
     assert keys.keys() == {"worker", "dialect"}
@@ -148,7 +149,8 @@ def test_where_a_stream_begins(lines: str, begin: str) -> None:
 def test_times_are_exact_and_read_again() -> None:
     """Also those that a short text would round, or write as 1e+06s (issue 25)."""
     keys, _, _ = translated(
-        PROGRAM + "timeoutInSeconds = 1000000\nfailoverTimeMillis = 12345678\n"
+        PROGRAM + "streamName = s\n"
+        "timeoutInSeconds = 1000000\nfailoverTimeMillis = 12345678\n"
         "callProcessRecordsEvenForEmptyRecordList = true\n"
         "idleTimeBetweenReadsInMillis = 1234567890\n"
     )
