@@ -86,6 +86,11 @@ class LeaseHolder:
         self._names = set(names)
         self._table: LeaseTable | None = None
         self._threads = anyio.CapacityLimiter(4)
+        self._looking = anyio.Lock()
+        self._looks = 0
+        """Number of looks for shards that have begun."""
+        self._found = 0
+        """Number of the last look that succeeded."""
         self._events: deque[Event | FailRunner] = deque()
         self._reported = Signal()
 
@@ -277,8 +282,15 @@ class LeaseHolder:
             EtlstageError: If the shards can't be listed, or one is gone.
 
         """
-        # If the table is out of reach for too long, reading the leases ends the run.
-        await self._add_when_there(partial(self._add, stream), lambda: False)
+        begun = self._looks
+        # One at a time: while its source is busy, it takes a thread.
+        async with self._looking:
+            if self._found > begun:
+                return  # by another call that began its look after this one was made
+            self._looks += 1
+            # If the table is out of reach for too long, reading leases ends the run.
+            await self._add_when_there(partial(self._add, stream), lambda: False)
+            self._found = self._looks
 
     def _add(self, stream: ShardedSource) -> set[str]:
         """Add leases for new shards; return the names of all shards; blocks."""

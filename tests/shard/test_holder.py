@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from threading import get_ident
+from threading import Event, get_ident
 from typing import Any
 
+import anyio
+import anyio.to_thread
 import pytest
 
 from etlstage.shard.holder import LeaseHolder
@@ -15,6 +17,7 @@ from etlstage.shard.kinesis.source import KinesisSource
 from etlstage.shard.lease import Lease
 from etlstage.shard.stream import SourceShard
 from etlstage.shard.table import MemoryLeases
+from tests.patience import HANG
 from tests.shard.stream import MemoryKinesis
 
 pytestmark = pytest.mark.core
@@ -59,6 +62,36 @@ async def test_names_of_shards_change_in_the_loop_alone() -> None:
     await holder._read()
     assert holder._names == {f"shardId-{n:012}" for n in range(3)}
     assert threads == [get_ident()] * 3
+
+
+async def test_leases_are_read_while_shards_are_listed() -> None:
+    """Several looks take one thread, and share the next list of shards (issue 25)."""
+    table, stream = MemoryLeases(), MemoryKinesis(1)
+    begun, listed = Event(), Event()
+    lists: list[int] = []
+
+    class Slow(KinesisSource):
+        def shards(self) -> list[SourceShard]:
+            lists.append(len(lists))
+            begun.set()
+            listed.wait()
+            return super().shards()
+
+    holder = LeaseHolder("load", LeaseKeeper("a", "0"), lambda _: table)
+    await holder.open(str, KinesisSource("clicks", lambda: stream))
+    async with anyio.create_task_group() as tasks:
+        source = Slow("clicks", lambda: stream)
+        tasks.start_soon(holder.find, source)
+        await anyio.to_thread.run_sync(begun.wait)
+        for _ in range(8):
+            tasks.start_soon(holder.find, source)
+        try:
+            with anyio.fail_after(HANG):
+                await holder._read()
+        finally:
+            listed.set()
+    # The first list may be outdated for the looks that were asked for later.
+    assert lists == [0, 1]
 
 
 async def test_shards_that_are_added_after_the_stream_was_listed() -> None:
