@@ -112,14 +112,28 @@ class DeadLetter:
             plain["place"] = plain["place"] - 1
             plain["attempts"] = tuple(map(_attempt, plain["attempts"]))
             others = {name: plain[name] for name in _OPTIONAL if name in plain}
-            return cls(**{name: plain[name] for name in _NAMES}, **others)
-        except (TypeError, KeyError, RecursionError) as error:
+            found = {name: plain[name] for name in _NAMES} | others
+            for name, value in found.items():
+                _check_type(name, value)
+            return cls(**found)
+        except (TypeError, AttributeError, KeyError, RecursionError) as error:
             raise ValueError(f"not a dead letter: {error}") from error
 
 
 _OPTIONAL: Final = ("pending", "load")
 _NAMES: Final = tuple(x.name for x in fields(DeadLetter) if x.name not in _OPTIONAL)
 _PENDING: Final = ', "pending": true'
+_TYPES: Final[Mapping[str, type]] = {
+    "place": int,
+    "message": bytes,
+    "attempts": tuple,
+    "config": dict,
+    "pending": bool,
+    "pid": int,
+    "story": list,
+    "stderr": list,
+}
+"""The types of the values that are not text, of a letter and of its attempts."""
 
 
 @lru_cache(maxsize=64)
@@ -129,8 +143,18 @@ def _dumped(attempts: tuple[Attempt, ...]) -> str:
 
 
 def _attempt(plain: Mapping[str, Any]) -> Attempt:
+    for name, value in plain.items():
+        _check_type(name, value)
     sides = {name: tuple(plain[name]) for name in ("story", "stderr")}
+    for line in (*sides["story"], *sides["stderr"]):
+        _check_type("line", line)
     return Attempt(**{**plain, **sides})
+
+
+def _check_type(name: str, value: object) -> None:
+    expected = _TYPES.get(name, str)
+    if not isinstance(value, expected):
+        raise TypeError(f"its {name} is a {type(value).__name__}")
 
 
 def first_clause(error: str) -> str:

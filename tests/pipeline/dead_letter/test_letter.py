@@ -63,6 +63,36 @@ LETTER = DeadLetter(
 )
 
 
+ATTEMPT: dict[str, object] = {
+    "worker": "clean-1",
+    "pid": 7,
+    "error": "died",
+    "story": [],
+    "stderr": [],
+}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({name: 5} for name in ("id", "time", "pipeline", "run", "stage", "error")),
+        *({name: None} for name in ("kind", "config", "place", "attempts", "load")),
+        *({"id": []}, {"config": []}, {"place": 1.5}, {"place": "1"}, {"pending": 1}),
+        *({"attempts": [5]}, {"attempts": [[]]}, {"attempts": [{"worker": "clean-1"}]}),
+        *({"attempts": [ATTEMPT | {name: 5.5}]} for name in ATTEMPT),
+        *({"attempts": [ATTEMPT | {name: [5]}]} for name in ("story", "stderr")),
+        *({"attempts": [ATTEMPT | {name: "text"}]} for name in ("story", "stderr")),
+    ],
+    ids=str,
+)
+def test_line_with_values_of_wrong_types_is_no_letter(wrong: dict[str, object]) -> None:
+    """Each value of a dead letter has to have its type (issue 23)."""
+    plain = LETTER.to_dict() | {"attempts": [ATTEMPT]}
+    assert DeadLetter.from_line(json.dumps(plain).encode()).attempts[0].pid == 7
+    with pytest.raises(ValueError, match=r"^not a dead letter: "):
+        DeadLetter.from_line(json.dumps(plain | wrong).encode())
+
+
 @pytest.mark.parametrize(
     ("error", "cause"),
     [
