@@ -17,11 +17,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
-from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 from etlstage.disk import sync
 from etlstage.errors import StateUnusable, os_reason
@@ -59,6 +60,7 @@ _BYTES: Final = 64 << 20  # maximum size of their messages, unless one is larger
 _RUN: Final = 256  # messages
 _RETRY: Final = "retry-"
 _DROP: Final = "drop-"
+_NUMBERED: Final = re.compile(f"{_RETRY}([0-9]+){re.escape(SUFFIX)}")
 
 
 Became: TypeAlias = Literal["passed", "dropped"]
@@ -121,10 +123,8 @@ class Settled:
     def next(self) -> int:
         """The number of the next retry in this part: one more than the last recorded."""
         names = (path.name for path in files_in(self._folders[0] / SETTLED))
-        retries = (name for name in names if name.startswith(_RETRY))
-        return 1 + max(
-            (int(name[len(_RETRY) : -len(SUFFIX)]) for name in retries), default=0
-        )
+        retries = filter(None, map(_NUMBERED.fullmatch, names))
+        return 1 + max((int(found[1]) for found in retries), default=0)
 
     def became(self, number: str) -> Became | None:
         """Return the outcome of a letter that is gone; None: it is not."""
@@ -196,7 +196,7 @@ def _read(path: Path) -> Iterator[DeadLetter | tuple[str, Became]]:
             for line in file:
                 plain = json.loads(line)
                 if "became" in plain:
-                    yield plain["id"], plain["became"]
+                    yield _outcome(plain)
                 else:
                     yield DeadLetter.from_line(line)
     except OSError as error:
@@ -205,6 +205,13 @@ def _read(path: Path) -> Iterator[DeadLetter | tuple[str, Became]]:
         raise StateUnusable(
             f"{path}: is damaged ({error}): the outcomes of dead letters are not known"
         ) from error
+
+
+def _outcome(plain: Mapping[str, Any]) -> tuple[str, Became]:
+    id_, became = plain["id"], plain["became"]
+    if not isinstance(id_, str) or became not in get_args(Became):
+        raise ValueError(f"the letter {id_!r} became {became!r}")
+    return id_, became
 
 
 def settle(

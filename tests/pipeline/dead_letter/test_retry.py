@@ -153,6 +153,38 @@ def test_record_that_is_damaged(tmp_path: Path) -> None:
         Settled(tmp_path / "dead_letters")
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"id": [], "became": "passed"}',
+        '{"id": 5, "became": "passed"}',
+        '{"id": "r-0", "became": "lost"}',
+        '{"id": "r-0", "became": []}',
+        '{"became": "passed"}',
+        '["became"]',
+    ],
+)
+def test_outcome_that_is_damaged(tmp_path: Path, line: str) -> None:
+    """An outcome has the id of a letter, and what became of it (issue 23)."""
+    append(tmp_path, letter(0))
+    settle(tmp_path, ["r-0"], "passed", number=1)
+    (path,) = (tmp_path / "dead_letters" / "settled").iterdir()
+    path.write_text(f"{line}\n")
+    with pytest.raises(StateUnusable, match=r"retry-000001\.jsonl: is damaged"):
+        Settled(tmp_path / "dead_letters")
+
+
+def test_record_with_another_name_is_not_counted(tmp_path: Path) -> None:
+    """A copy of a record does not change the number of the next retry (issue 23)."""
+    append(tmp_path, letter(0))
+    settle(tmp_path, ["r-0"], "passed", number=1)
+    folder = tmp_path / "dead_letters" / "settled"
+    record = (folder / "retry-000001.jsonl").read_bytes()
+    for name in ("retry-old.jsonl", "retry-000007.old.jsonl"):
+        (folder / name).write_bytes(record)
+    assert Settled(tmp_path / "dead_letters").next == 2
+
+
 def test_record_that_can_not_be_written(tmp_path: Path) -> None:
     """The error names the folder."""
     append(tmp_path, letter(0))
