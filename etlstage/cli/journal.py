@@ -207,7 +207,7 @@ def _readers(
         for reader in journals.readers():
             row = {
                 "reader": reader.name,
-                "updated": datetime.fromtimestamp(reader.updated, UTC).isoformat(),
+                "updated": _time_of(reader.updated),
                 "needs": reader.needs,
             }
             _show(row, as_json=as_json)

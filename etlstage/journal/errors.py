@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from json import JSONDecodeError
-from typing import Final
+from typing import Any, Final
 
 from etlstage.errors import BlockDamaged, EtlstageError
 from etlstage.sequencing import AppendUncertain
@@ -17,6 +17,7 @@ __all__ = (
     "OffsetGone",
     "ReaderBusy",
     "flaw_of",
+    "typed",
 )
 
 
@@ -105,3 +106,11 @@ def flaw_of(error: Exception) -> str:
     if isinstance(error, KeyError):
         return f"its key {error} is missing"
     return "its values are not of the right types"
+
+
+def typed(value: object, *types: type) -> Any:  # noqa: ANN401 - of one of the types
+    """Return a value of stored JSON; raises TypeError if it has none of the types."""
+    if not isinstance(value, types):
+        expected = " or ".join(one.__name__ for one in types)
+        raise TypeError(f"found {type(value).__name__}, expected {expected}")
+    return value

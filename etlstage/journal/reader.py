@@ -28,6 +28,7 @@ from etlstage.journal.errors import (
     JournalError,
     ReaderBusy,
     flaw_of,
+    typed,
 )
 from etlstage.journal.log import ByteLog, Group
 from etlstage.journal.run import RunFraming
@@ -194,7 +195,8 @@ def _parsed(name: str, data: bytes, where: str) -> Registered:
     try:
         value = json.loads(data)
         checkpoint = checkpoint_of(value)
-        needs, updated, load = value["needs"], value["updated"], value.get("load", "")
+        needs, updated = _offsets(value["needs"]), typed(value["updated"], int, float)
+        load = typed(value.get("load", ""), str)
         return Registered(name, checkpoint, needs, updated, load, begun_in(value))
     except (ValueError, LookupError, TypeError) as error:
         raise JournalError(
@@ -224,15 +226,27 @@ def checkpoint_of(value: Any) -> Checkpoint:  # noqa: ANN401 - whatever JSON has
 
     """
     states = [
-        ProducerState(journal, bytes.fromhex(producer), last, begin)
+        ProducerState(
+            typed(journal, str),
+            bytes.fromhex(producer),
+            typed(last, int),
+            typed(begin, int),
+        )
         for journal, producer, last, begin in value["states"]
     ]
-    return Checkpoint({name: int(at) for name, at in value["offsets"].items()}, states)
+    return Checkpoint(_offsets(value["offsets"]), states)
+
+
+def _offsets(value: object) -> dict[str, int]:
+    return {name: typed(at, int) for name, at in typed(value, dict).items()}
 
 
 def begun_in(position: Any) -> dict[tuple[str, int], int]:  # noqa: ANN401 - JSON
     """Return how many messages of divided frames were read, by journal and offset."""
-    return {(journal, at): done for journal, at, done in position.get("begun", ())}
+    return {
+        (typed(journal, str), typed(at, int)): typed(done, int)
+        for journal, at, done in position.get("begun", ())
+    }
 
 
 def _stored(checkpoint: Checkpoint, begun: Begun, now: float, load: str) -> bytes:

@@ -310,6 +310,18 @@ def test_readers_and_their_lag(
     assert capsys.readouterr().out.count("updated") == 1
 
 
+def test_reader_of_no_known_time(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A time beyond those of the calendar is shown as none (issue 24)."""
+    with Journals.open(folder) as journals:
+        journals.read_committed("r").close()
+    path = folder / "readers" / "r.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"updated": 1e300}))
+    assert run("journal", "readers", str(folder), "--json") == 0
+    assert rows(capsys)[0]["updated"] is None
+
+
 def test_set_is_trimmed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """``trim`` drops what the set's ``keep`` allows."""
     path = tmp_path / "orders"

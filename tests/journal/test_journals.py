@@ -771,6 +771,31 @@ def test_place_of_a_position_that_is_none(
         journals.read_committed("r").close()
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("offsets", []), ("offsets", 5), ("offsets", None)),
+        *(("offsets", {"j": "5"}), ("offsets", {"j": 1.5})),
+        *(("needs", []), ("needs", None), ("needs", {"j": {}})),
+        *(("states", 5), ("states", [[5, "00", 1, 1]]), ("states", [["j", 5, 1, 1]])),
+        *(("states", [["j", "00", "1", 1]]), ("states", [["j", "00", 1, []]])),
+        *(("updated", "now"), ("updated", None), ("load", [])),
+    ],
+)
+def test_values_of_a_position_have_types(
+    tmp_path: Path, key: str, value: object
+) -> None:
+    """A reader's position of another shape is an error that names it (issue 24)."""
+    with Journals.open(tmp_path) as journals:
+        journals.read_committed("r").close()
+        path = tmp_path / "readers" / "r.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+        with pytest.raises(
+            JournalError, match=r"r\.json is not a position: its values"
+        ):
+            journals.readers()
+
+
 # --- sync --------------------------------------------------------------------------
 
 

@@ -775,6 +775,7 @@ def test_record_of_something_else_is_refused(intents: object) -> None:
         7,
         {},
         {"offsets": {}, "states": [1]},
+        {"offsets": {"set/part-000": "5"}, "states": []},
         {"offsets": {}, "states": [], "begun": [1]},
         None,
     ],
