@@ -31,7 +31,7 @@ import anyio.to_thread
 
 from etlstage.errors import ConfigError, guess
 from etlstage.journal.broker import Broker, BrokerLog
-from etlstage.journal.errors import JournalError, LimitReached, flaw_of
+from etlstage.journal.errors import JournalError, LimitReached, flaw_of, typed
 from etlstage.journal.log import ByteLog, JournalLog
 from etlstage.journal.reader import (
     CommittedReader,
@@ -302,25 +302,28 @@ class Journals:
             return
         try:
             spec = json.loads(raw)
-            layout = spec["layout"]
+            layout = typed(spec["layout"], int)
             if layout > LAYOUT:
                 raise JournalError(
                     f"{self._where}: its layout is {layout}, expected no more than"
                     f" {LAYOUT}: it was made by a newer etlstage"
                 )
-            self.name: str = spec["name"]
+            self.name: str = typed(spec["name"], str)
             self.id: str = str(spec.get("id", ""))
             """Tells the set from others, wherever it is; empty: it has no id."""
-            self.content_type: str = spec["content_type"]
+            self.content_type: str = typed(spec["content_type"], str)
             self._keep = Retention.of(spec["keep"])
             self._limit = limit_of(spec["limit"])
-            self._segment: int = spec["segment"]
+            self._segment: int = typed(spec["segment"], int)
+            labels = typed(spec["labels"], dict)
+            for text in labels.values():
+                typed(text, str)
             single = self.broker is not None and self.broker.single
             specs = tuple(
                 JournalSpec(
                     self.name if single else f"{self.name}/part-{n:03}",
                     self.content_type,
-                    {**spec["labels"], "partition": f"{n:03}"},
+                    {**labels, "partition": f"{n:03}"},
                 )
                 for n in range(spec["partitions"])
             )

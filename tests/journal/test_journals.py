@@ -618,6 +618,23 @@ def test_spec_that_is_none(tmp_path: Path, text: str, error: str) -> None:
         Journals.open(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("layout", 0.5), ("name", None), ("content_type", {}), ("content_type", 5)),
+        *(("segment", "1MiB"), ("partitions", "2"), ("labels", []), ("labels", None)),
+        ("labels", {"a": 5}),
+    ],
+)
+def test_values_of_a_spec_have_types(tmp_path: Path, key: str, value: object) -> None:
+    """A spec with a value of another type is refused on opening the set (issue 24)."""
+    Journals.open(tmp_path).close()
+    path = tmp_path / "spec.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+    with pytest.raises(JournalError, match=r"its values are not of the right types"):
+        Journals.open(tmp_path)
+
+
 def test_spec_that_is_lost(tmp_path: Path) -> None:
     """That of a new set with the same name and settings replaces it (issue 24)."""
     path = tmp_path / "set" / "spec.json"
