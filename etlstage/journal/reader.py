@@ -529,7 +529,7 @@ class CommittedReader:
         self._journals.named.discard(self)
         if held is not None:
             path = f"readers/{self.name}.pid"
-            with suppress(OSError):
+            with suppress(OSError, JournalError):
                 # The file is not ours if another run has taken the name.
                 if self._is_own() and self._storage.load(path) == self._holder:
                     self._storage.remove(path)

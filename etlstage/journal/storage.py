@@ -18,6 +18,8 @@ from threading import Lock, RLock
 from typing import Protocol
 
 from etlstage.disk import make, sync
+from etlstage.errors import os_reason
+from etlstage.journal.errors import JournalError
 
 __all__ = ("FolderStorage", "MemoryStorage", "Storage")
 
@@ -26,7 +28,7 @@ _OPEN = 64
 
 
 class Storage(Protocol):
-    """Files that can be appended to."""
+    """Files that can be appended to; raises JournalError for one that can't be read."""
 
     def names(self, folder: str) -> list[str]:
         """Return the names in a folder; none if there is no such folder."""
@@ -112,6 +114,8 @@ class FolderStorage:
             return os.stat(f"{self._prefix}{path}").st_size
         except (FileNotFoundError, NotADirectoryError):
             return None
+        except OSError as error:
+            raise self._unreadable(path, error) from error
 
     def load(self, path: str) -> bytes:
         """Return all of a file."""
@@ -119,18 +123,22 @@ class FolderStorage:
             return (self.root / path).read_bytes()
         except FileNotFoundError:
             return b""
+        except OSError as error:
+            raise self._unreadable(path, error) from error
 
     def read(self, path: str, at: int, size: int) -> bytes:
         """Return bytes of a file; the file stays open for the next read."""
-        with self._reading_guard:
-            if self._reading[0] != path:
-                try:
+        try:
+            with self._reading_guard:
+                if self._reading[0] != path:
                     fd = os.open(f"{self._prefix}{path}", os.O_RDONLY | os.O_CLOEXEC)
-                except FileNotFoundError:
-                    return b""
-                self._end_reading()
-                self._reading = path, fd
-            return os.pread(self._reading[1], size, at)
+                    self._end_reading()
+                    self._reading = path, fd
+                return os.pread(self._reading[1], size, at)
+        except FileNotFoundError:
+            return b""
+        except OSError as error:
+            raise self._unreadable(path, error) from error
 
     def append(self, path: str, *data: bytes) -> None:
         """Append to a file."""
@@ -225,6 +233,9 @@ class FolderStorage:
             self._locks.clear()
         with self._reading_guard:
             self._end_reading()
+
+    def _unreadable(self, path: str, error: OSError) -> JournalError:
+        return JournalError(f"{self.root / path}: can't be read: {os_reason(error)}")
 
     def _close_inherited(self) -> None:
         """

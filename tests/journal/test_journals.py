@@ -813,6 +813,32 @@ def test_values_of_a_position_have_types(
             journals.readers()
 
 
+def test_file_that_can_not_be_read_is_named(tmp_path: Path) -> None:
+    """A folder or a loop of links in place of a file is a JournalError (issue 24)."""
+    with Journals.open(tmp_path, name="set") as journals:
+        journals.append("set/part-000", b'{"n": 1}\n')
+        reader = journals.read_committed("r")
+        for name in ("r.json", "r.pid"):
+            (tmp_path / "readers" / name).unlink()
+            (tmp_path / "readers" / name).mkdir()
+        with pytest.raises(JournalError, match=r"/r\.json: can't be read: is a dir"):
+            journals.readers()
+        (tmp_path / "readers" / "r.json").rmdir()
+        reader.close()
+        (path,) = (tmp_path / "part-000").glob("*.log")
+        path.unlink()
+        path.symlink_to(path.name)
+        with pytest.raises(JournalError, match=rf"{path}: can't be read: too many"):
+            journals.log("set/part-000").size()
+        path.unlink()
+        path.mkdir()
+    with (
+        Journals.open(tmp_path) as journals,
+        pytest.raises(JournalError, match=rf"{path}: can't be read: is a directory"),
+    ):
+        list(journals.read_uncommitted("set/part-000"))
+
+
 # --- sync --------------------------------------------------------------------------
 
 
