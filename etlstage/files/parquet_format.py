@@ -20,7 +20,11 @@ _ROWS: Final = 8192  # per batch of Parquet
 
 
 class ParquetFormat(Format):
-    """Rows in batches; without a schema the columns are those of the first file."""
+    """
+    Rows in batches; without a schema the columns are those of the first file.
+
+    Nulls without a type get that of the first later file that has one.
+    """
 
     def _prepare(self) -> None:
         self._schema = pa.schema([])
@@ -35,6 +39,18 @@ class ParquetFormat(Format):
                     (field.name, _plain(field.type)) for field in _schema_of(found)
                 ]
             self._schema = pa.schema(fields)
+            for file in self._files[1:]:
+                if not any(_has_nulls(field.type) for field in self._schema):
+                    return
+                with self._opened(file) as found:
+                    self._give_types(_schema_of(found), file)
+
+    def _give_types(self, schema: pa.Schema, file: InputFile) -> None:
+        for number, field in enumerate(self._schema):
+            name = self._name_in(schema.names, field.name, file)
+            if name is not None:
+                kind = _plain(field.type, _plain(schema.field(name).type))
+                self._schema = self._schema.set(number, field.with_type(kind))
 
     def _opened(self, file: InputFile) -> Any:  # noqa: ANN401 - Arrow is not typed
         from pyarrow import parquet as reading
@@ -181,6 +197,11 @@ def _inner(kind: pa.DataType) -> Mapping[str, pa.DataType]:
     if pt.is_map(kind):
         return {"key": kind.key_type, "value": kind.item_type}
     return {"element": kind.value_type} if pt.is_nested(kind) else {}
+
+
+def _has_nulls(kind: pa.DataType) -> bool:
+    """Return whether a type is, at any depth, that of nulls without a type."""
+    return pt.is_null(kind) or any(map(_has_nulls, _inner(kind).values()))
 
 
 def _with_inner(kind: pa.DataType, inner: Mapping[str, pa.DataType]) -> pa.DataType:

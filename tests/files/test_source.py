@@ -594,6 +594,47 @@ async def test_parquet_column_of_nulls_has_any_type(
 
 
 @pytest.mark.parametrize(
+    ("values", "typed", "found"),
+    [
+        (pa.nulls(1), pa.array([7]), ["null", "7"]),
+        (pa.nulls(1), pa.array(["x"], pa.string_view()), ["null", '"x"']),
+        (pa.nulls(1), pa.array([[None]]), ["null", "[null]"]),
+        (
+            pa.nulls(1),
+            pa.array([datetime(2026, 11, 30)], pa.timestamp("ns")),
+            ["null", '"2026-11-30T00:00:00.000000Z"'],
+        ),
+        (pa.array([[None]]), pa.array([[7]]), ["[null]", "[7]"]),
+        (
+            pa.array([{"b": None, "c": 1}]),
+            pa.array([{"b": [7]}]),
+            ['{"b":null,"c":1}', '{"b":[7],"c":null}'],
+        ),
+        (
+            pa.array([[("k", None)]], pa.map_(pa.string(), pa.null())),
+            pa.array([[("k", 7)]], pa.map_(pa.string(), pa.int8())),
+            ['{"k":null}', '{"k":7}'],
+        ),
+        (pa.nulls(1), pa.nulls(1), ["null", "null"]),
+    ],
+    ids=lambda value: str(getattr(value, "type", value)),
+)
+async def test_parquet_nulls_have_the_type_of_a_later_file(
+    tmp_path: Path, values: pa.Array, typed: pa.Array, found: list[str]
+) -> None:
+    """The first one that has any, whatever the order of the files is (issue 23)."""
+    for name, array in ("1", values), ("2", pa.nulls(1)), ("3", typed):
+        table = pa.table({"a" if name < "3" else "A": array, "b": [1]})
+        path = tmp_path / name
+        pq.write_table(table, path, use_deprecated_int96_timestamps=True)
+    pq.write_table(pa.table({"b": [1]}), tmp_path / "2a")
+    first, last = found
+    wanted = [f'{{"a":{text},"b":1}}' for text in (first, "null", "null", last)]
+    messages = await messages_of(FileSource(str(tmp_path), "parquet"))
+    assert [message.decode() for message in messages] == wanted
+
+
+@pytest.mark.parametrize(
     ("kind", "wanted", "found"),
     [
         (pa.dictionary(pa.int32(), pa.string()), "date", '"2026-11-30"'),
