@@ -184,8 +184,8 @@ class CaseKeys(Definition):
     env: Variables = field(default_factory=dict)
     """Variables added to the environment of the workers; {folder} stands for a folder
     that only this test has."""
-    files: Annotated[Mapping[str, MessageText], MapOf(_Message())] = field(
-        default_factory=dict
+    files: Annotated[Mapping[str, MessageText], MapOf(_Message(), Text(nul=False))] = (
+        field(default_factory=dict)
     )
     """Files expected in {folder} afterwards, by name, with their contents."""
     timeout: Duration = 30.0

@@ -115,6 +115,7 @@ def test_name_of_the_file_beside_it_is_too_long(tmp_path: Path) -> None:
             "output: [{text: a, json: b}]",
             "output[0]: expected text, or a mapping with one",
         ),
+        (r'files: {"a\0b": x}', r"files['a\x00b']: can't contain a NUL byte"),
         ("output: a", "output: expected a list, got 'a'"),
         (
             "input: [[a]], output: [a]",
