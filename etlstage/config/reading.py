@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from ruamel.yaml import YAML
-from ruamel.yaml.error import MarkedYAMLError, StringMark, YAMLError
+from ruamel.yaml.error import MarkedYAMLError, StringMark
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+from ruamel.yaml.reader import ReaderError
 
 from etlstage.config.document import (
     Document,
@@ -264,9 +265,14 @@ def _compose(name: str, text: str) -> Node | None:
         if "flow" in why and shown and "${" in shown.line:
             why += " (inside [] and {}, ${...} needs quotes around it)"
         raise ConfigError(f"{name}{at}: is not YAML: {why}", [shown]) from None
-    except YAMLError as error:
-        why = " ".join(str(error).split())
-        raise ConfigError(f"{name}: is not YAML: {why}") from None
+    except ReaderError as error:
+        lines = text[: error.position + 1].splitlines(keepends=True)
+        place = FilePlace(len(lines), len(lines[-1]))
+        raise ConfigError(
+            f"{name}:{place.line}:{place.column}: is not YAML: unacceptable character"
+            f" #x{error.character:04x}: {error.reason}",
+            [excerpt(text.splitlines(), place)],
+        ) from None
     except RecursionError:
         raise ConfigError(f"{name}: is nested too deeply") from None
     return node

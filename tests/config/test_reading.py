@@ -9,7 +9,7 @@ import pytest
 
 from etlstage.config.document import FilePlace
 from etlstage.config.reading import MAX_BYTES, Changes, read
-from etlstage.errors import ConfigError
+from etlstage.errors import ConfigError, Excerpt
 from etlstage.settings.problem import dotted, shortened
 
 
@@ -163,8 +163,15 @@ def test_aliases_repeat_what_they_name(path: Path) -> None:
         (
             b"a: \x00\n",
             (
-                "pipeline.yaml: is not YAML: unacceptable character #x0000: special"
-                ' characters are not allowed in "<unicode string>", position 3'
+                "pipeline.yaml:1:4: is not YAML: unacceptable character #x0000: special"
+                " characters are not allowed"
+            ),
+        ),
+        (
+            "\u00e9: 1\r\nb: a\fc\n",
+            (
+                "pipeline.yaml:2:5: is not YAML: unacceptable character #x000c: special"
+                " characters are not allowed"
             ),
         ),
         (
@@ -194,6 +201,14 @@ def test_aliases_repeat_what_they_name(path: Path) -> None:
 def test_file_that_is_no_pipeline(path: Path, content: bytes, error: str) -> None:
     """One clear line each, with a place where there is one."""
     assert error_of(path, content) == error
+
+
+def test_line_with_a_control_character_is_shown(path: Path) -> None:
+    """The error has the line, and where the character is in it (issue 23)."""
+    path.write_text("a: 1\nb: a\x07c\n")
+    with pytest.raises(ConfigError) as caught:
+        read(path)
+    assert caught.value.excerpts == (Excerpt("b: a\x07c", 2, 5),)
 
 
 def test_aliases_of_aliases_are_bounded(path: Path) -> None:
