@@ -157,6 +157,26 @@ def test_other_file_is_refused(tmp_path: Path, text: bytes, error: str) -> None:
         Recording.load(other)
 
 
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        (b'{"at": 0, "stdin": 5', "stdin is 5, expected text"),
+        (b'{"at": "0", "stdin": ""', "at is '0', expected a number of seconds"),
+        (b'{"at": 1e999, "stdin": ""', "at is inf, expected a number of seconds"),
+        (b'{"at": 0, "stdin": "", "ahead": []', r"ahead is \[\], expected a number of"),
+    ],
+)
+def test_line_with_values_of_wrong_types_is_refused(
+    path: Path, line: bytes, error: str
+) -> None:
+    """Even if its checksum is right (issue 26)."""
+    *rest, end = path.read_bytes().splitlines(keepends=True)
+    rest += [b'%s, "crc": "%08x"}\n' % (line, zlib.crc32(line)), end]
+    path.write_bytes(b"".join(rest))
+    with pytest.raises(ConfigError, match=rf"is not a recording: {error}"):
+        Recording.load(path)
+
+
 def test_later_version_is_refused(path: Path) -> None:
     """A format that is not known must not be guessed at."""
     text = path.read_bytes().splitlines()[0].partition(b', "crc"')[0]

@@ -28,6 +28,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from signal import Signals
 from typing import Any, Final, Protocol, Self
@@ -239,8 +240,14 @@ def _recording(lines: Sequence[dict[str, Any]], *, torn: bool) -> Recording:
 
 def _entry(line: Mapping[str, Any]) -> Entry:
     (channel,) = (channel for channel in Channel if channel.value in line)
-    data = line[channel.value].encode("latin-1")
-    return Entry(channel, data, line["at"], line.get("ahead", 0))
+    data, at, ahead = line[channel.value], line["at"], line.get("ahead", 0)
+    if not isinstance(data, str):
+        raise TypeError(f"{channel.value} is {data!r}, expected text")
+    if not isinstance(at, int | float) or not isfinite(at):
+        raise ValueError(f"at is {at!r}, expected a number of seconds")
+    if not isinstance(ahead, int):
+        raise TypeError(f"ahead is {ahead!r}, expected a number of bytes")
+    return Entry(channel, data.encode("latin-1"), at, ahead)
 
 
 _LIMIT: Final = 256 * 1024 * 1024  # bytes of one conversation
