@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from etlstage.errors import guess
 from etlstage.settings.kind import Text
-from etlstage.settings.problem import Invalid, refused
+from etlstage.settings.problem import Invalid, refused, shortened
 
 __all__ = ("DDL", "DeclaredColumn", "Type", "columns_of", "spark_ddl")
 
@@ -142,7 +142,7 @@ class _DdlReader:
         self._found(":")
         if self._next.kind is None or self._next.text in (",", "<"):
             raise ValueError(
-                f"{name!r} has no type, expected columns such as 'id long, title string'"
+                f"{shortened(name)} has no type, expected columns such as 'id long, title string'"
             )
         kind = self._type(0)
         return DeclaredColumn(name, self._nullable(inner=False), kind)
@@ -172,7 +172,9 @@ class _DdlReader:
         name = token.text.lower()
         if name not in _TYPES:
             close = guess(name, _TYPES)
-            raise ValueError(f"unknown type {token.text!r} at {_place(token)}{close}")
+            raise ValueError(
+                f"unknown type {shortened(token.text)} at {_place(token)}{close}"
+            )
         if depth > _DEPTH:
             raise ValueError(
                 f"types are nested more than {_DEPTH} deep at {_place(token)}"
@@ -211,9 +213,10 @@ class _DdlReader:
             sizes = [*sizes, *(10, 0)[len(sizes) :]]
             precision, scale, *more = sizes
             if more or not 0 < precision <= _DIGITS or scale > precision:
+                found = shortened(str(Type(name, tuple(sizes)))).strip("'")
                 raise ValueError(
                     f"expected a precision of 1 to {_DIGITS}, and a scale no larger"
-                    f" than the precision, got {Type(name, tuple(sizes))} at"
+                    f" than the precision, got {found} at"
                     f" {_place(token)}"
                 )
         return Type(name, tuple(sizes))
@@ -240,7 +243,7 @@ class _DdlReader:
 
     def _unexpected(self, wanted: str) -> ValueError:
         token = self._next
-        found = repr(token.text) if token.kind is not None else "the end"
+        found = shortened(token.text) if token.kind is not None else "the end"
         return ValueError(f"expected {wanted}, got {found} at {_place(token)}")
 
 
@@ -261,8 +264,8 @@ def _repeat(columns: Iterable[DeclaredColumn]) -> str | None:
     names: dict[str, str] = {}
     for name in (column.name for column in columns):
         if (first := names.get(name.lower())) is not None:
-            also = f", also as {name!r}" if name != first else ""
-            return f"{first!r} appears twice{also}"
+            also = f", also as {shortened(name)}" if name != first else ""
+            return f"{shortened(first)} appears twice{also}"
         names[name.lower()] = name
     return None
 

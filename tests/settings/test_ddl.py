@@ -59,6 +59,24 @@ def test_spark_gets_what_it_knows() -> None:
     assert spark_ddl("`null` int null comment 'null'") == "`null` int  comment 'null'"
 
 
+LONG = "x" * 10_000
+
+
+@pytest.mark.parametrize(
+    "ddl",
+    [
+        *(LONG, f"a {LONG}", f"a int {LONG}", f"{LONG} int, {LONG} int"),
+        *(f"{LONG} int, {LONG.upper()} int", f"a decimal(1{',1' * 5000})"),
+    ],
+    ids=range(6),
+)
+def test_long_text_is_shortened_in_errors(ddl: str) -> None:
+    """An error has the ends of a long name or type (issue 23)."""
+    with pytest.raises(ValueError, match=r"\.\.\.") as caught:
+        columns_of(ddl)
+    assert len(str(caught.value)) < 250
+
+
 @pytest.mark.parametrize(
     ("ddl", "text"),
     [
