@@ -23,6 +23,7 @@ from typing import Final, NamedTuple
 from urllib.parse import unquote
 
 from etlstage.settings.ddl import DeclaredColumn, Type
+from etlstage.settings.units import is_hidden
 
 __all__ = (
     "LONGEST",
@@ -119,7 +120,7 @@ def _check_repeated(names: Sequence[str], file: InputFile) -> None:
 def _below(place: Path) -> Iterator[InputFile]:
     if place.is_dir():
         yield from _within(place, ())
-    elif not _is_hidden(place.name):
+    elif not is_hidden(place.name):
         yield _file(place, ())
 
 
@@ -148,7 +149,7 @@ def _within(
     with os.scandir(folder) as entries:
         ordered = sorted(entries, key=lambda entry: entry.name)
     for entry in ordered:
-        if _is_hidden(entry.name):
+        if is_hidden(entry.name):
             continue
         if not entry.is_dir():
             yield _file(Path(entry.path), partition)
@@ -165,10 +166,6 @@ def _stamp(found: os.stat_result) -> tuple[int, int]:
 def is_changed(file: InputFile) -> bool:
     """Return whether a file is not as it was found; raises OSError if it is gone."""
     return _stamp(file.path.stat()) != (file.size, file.modified)
-
-
-def _is_hidden(name: str) -> bool:
-    return name.startswith(".") or (name.startswith("_") and "=" not in name)
 
 
 def folder_name(name: str, value: str | None) -> str:

@@ -32,7 +32,7 @@ from etlstage.files.fit import Fitting, Rows
 from etlstage.files.lines import BLANKS
 from etlstage.files.text import cell_texts, objects
 from etlstage.pipeline.dead_letter.store import DeadLetters
-from etlstage.pipeline.delivery.place import EpochFiles
+from etlstage.pipeline.delivery.place import EpochFiles, taken
 from etlstage.pipeline.interfaces import Output
 from etlstage.pipeline.landing import RowSink
 from etlstage.settings.ddl import columns_of
@@ -157,15 +157,8 @@ class FileSink(RowSink):
 
     def _open(self) -> None:
         path, files = self._folder, self._files
-        if (
-            not self._takes(self._mode)
-            and path.exists()
-            and (files is None or files.others(marks=not self._moved_from))
-        ):
-            raise self._failure(
-                f"{path} exists already: remove it, or set mode to append or overwrite"
-                f"{self._continues}"
-            )
+        if not self._takes(self._mode) and self._finds_others:
+            raise self._failure(taken(str(path), self._moved_from))
         path.mkdir(parents=True, exist_ok=True)
         if files is not None:
             self._recover()

@@ -9,6 +9,7 @@ into place, see ``delivery/place.py``.
 
 from __future__ import annotations
 
+import os
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ from etlstage.messages import Run, counted, size_of
 from etlstage.pipeline.dead_letter.policy import DeadLetterPolicy, letter_time
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.delivery.holder import Claim
-from etlstage.pipeline.delivery.place import EpochFiles
+from etlstage.pipeline.delivery.place import EpochFiles, has_output
 from etlstage.pipeline.interfaces import Epochs, Landing, Sink
 from etlstage.stage import ErrorPolicy
 
@@ -272,12 +273,15 @@ class RowLanding(Landing):
         return mode == "overwrite" or self._goes_on
 
     @property
-    def _continues(self) -> str:
-        """What else to report of output of other loads."""
-        return self._moved_from and (
-            f"; overwrite replaces nothing here, as the load continues from"
-            f" {self._moved_from}"
-        )
+    def _finds_others(self) -> bool:
+        """Whether there is output of other loads, as far as that is known."""
+        if self._files is not None:
+            return self._files.others(hidden=not self._moved_from)
+        if self._path is None:
+            return True
+        # A start that was killed may have left an empty folder.
+        look = has_output if self._moved_from else os.path.exists
+        return look(self._path)
 
     @property
     def _replaces(self) -> bool:

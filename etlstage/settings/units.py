@@ -50,6 +50,7 @@ __all__ = (
     "Variables",
     "Window",
     "as_duration",
+    "is_hidden",
     "is_reader_name",
     "local_path",
     "of_files",
@@ -67,6 +68,11 @@ READER_NAME: Final = (
 def of_files(format_: object) -> bool:
     """Return whether a format, in whatever case, is files in a folder."""
     return str(format_).lower() in FILES
+
+
+def is_hidden(name: str) -> bool:
+    """Return whether a file or folder with this name is hidden from Spark's readers."""
+    return name.startswith(".") or (name.startswith("_") and "=" not in name)
 
 
 def local_path(path: str) -> Path | None:

@@ -45,15 +45,15 @@ class SparkSink(Landing):
     def mark(self) -> None:
         """Mark the output of all batches as complete; blocks."""
 
-    def objection(self, *, moved: bool = False) -> str | None:
+    def objection(self, *, moved_from: str = "") -> str | None:
         """
         Return why a stream can't be loaded, as far as that is known; blocks.
 
         Args:
-            moved: Whether the stream was loaded into another place before.
+            moved_from: What was written before, if the stream continues elsewhere.
 
         """
-        del moved
+        del moved_from
         return None
 
     def of_batch(

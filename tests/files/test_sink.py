@@ -20,6 +20,7 @@ from etlstage.pipeline.dead_letter.letter import DeadLetter
 from etlstage.pipeline.dead_letter.retry import Settled
 from etlstage.pipeline.dead_letter.store import DeadLetters, replacement
 from etlstage.pipeline.delivery.delivery import Delivery
+from etlstage.pipeline.delivery.record import CommitRecord
 from etlstage.pipeline.interfaces import Epochs
 from etlstage.pipeline.journal_sink import JournalSink
 from etlstage.pipeline.journal_source import JournalSource
@@ -649,9 +650,10 @@ async def test_load_that_continues_elsewhere_finds_no_other_output_there(
         await load(tmp_path / other, [b"stale"])
         for _ in range(2):
             report = await run(other, mode)
-            assert "exists already: remove it" in str(report.error)
-            assert f"the load continues from parquet {tmp_path / 'a'}" in (
-                str(report.error)
+            assert str(report.error) == (
+                f"load: {tmp_path / other} exists already, and nothing is replaced"
+                f" there, as the load continues from parquet {tmp_path / 'a'}: set mode"
+                " to append, or another output"
             )
             assert rows_in(tmp_path / other) == [{"value": "stale"}]
     for out, as_it_is, message in (("c", "append", b"3"), ("d", mode, b"4")):
@@ -666,6 +668,36 @@ async def test_output_that_is_moved_with_its_load_is_kept(tmp_path: Path) -> Non
     (tmp_path / "a").rename(tmp_path / "b")
     assert (await go_on(tmp_path, "b", "overwrite", b"2")).error is None
     assert sorted(row["value"] for row in rows_in(tmp_path / "b")) == ["1", "2"]
+
+
+@pytest.mark.parametrize("once", [False, True])
+@pytest.mark.parametrize("mode", ["error", "overwrite"])
+async def test_load_continues_where_a_path_leads_to_the_same_output(
+    tmp_path: Path, mode: str, *, once: bool
+) -> None:
+    """A project is linked, named by way of another folder, or moved (issue 23)."""
+    project, link = tmp_path / "project", tmp_path / "link"
+    project.mkdir()
+    link.symlink_to(project)
+    for folder in (project, project / ".." / "project", link):
+        report = await go_on(folder, "out", mode, b"1", once=once)
+        assert report.error is None
+    moved = project.rename(tmp_path / "moved")
+    assert (await go_on(moved, "out", mode, b"1", once=once)).error is None
+    assert len(rows_in(moved / "out")) == 4
+
+
+@pytest.mark.parametrize("once", [False, True])
+@pytest.mark.parametrize("mode", ["error", "overwrite"])
+async def test_load_that_continues_elsewhere_begins_in_an_empty_folder(
+    tmp_path: Path, mode: str, *, once: bool
+) -> None:
+    """A start that was killed before its first record has left it (issue 23)."""
+    assert (await go_on(tmp_path, "a", mode, b"1", once=once)).error is None
+    load = CommitRecord.latest(tmp_path / "state").load
+    (tmp_path / "b" / f".epoch={load if once else 'run-1a'}-2.7").mkdir(parents=True)
+    assert (await go_on(tmp_path, "b", mode, b"2", once=once)).error is None
+    assert rows_in(tmp_path / "b") == [{"value": "2"}]
 
 
 @pytest.mark.parametrize("done", [0, 1])

@@ -30,6 +30,7 @@ from typing import BinaryIO, Final, Self
 from etlstage.errors import StateUnusable, os_reason
 from etlstage.pipeline.delivery.folder import make_ours, opened
 from etlstage.pipeline.delivery.holder import LOCK, Holder, holder_of
+from etlstage.pipeline.delivery.place import same_output
 from etlstage.pipeline.delivery.record import CommitRecord, fence_of
 
 __all__ = ("Bounds", "Delivery", "StateHeld", "take_over", "unusable")
@@ -387,7 +388,11 @@ class Delivery:
             differs = f"its delivery was {found.delivery}"
         elif self.whole and stages is not None and list(found.accounts) != [*stages]:
             differs = f"its stages were {', '.join(found.accounts)}"
-        elif found.epoch and not found.moved_from and output != found.output:
+        elif (
+            found.epoch
+            and not found.moved_from
+            and not same_output(found.output, output)
+        ):
             differs = f"it has loaded into {found.output}, not into {output}"
         else:
             return

@@ -26,11 +26,54 @@ from pathlib import Path
 from typing import Final
 
 from etlstage.disk import sync, sync_all, sync_up
+from etlstage.settings.units import is_hidden, local_path
 
-__all__ = ("EpochFiles",)
+__all__ = ("EpochFiles", "has_output", "same_output", "taken")
 
 _MARK: Final = "_SUCCESS"
 _PART: Final = "part-"
+
+
+def same_output(before: str, now: str) -> bool:
+    """
+    Return whether two outputs, as records have them, are the same.
+
+    They are if their paths lead to the same place. A path that is gone was moved with
+    its project, if the other one ends in the same name.
+    """
+    (kind, _, old), (what, _, new) = before.partition(" "), now.partition(" ")
+    there, here = local_path(old), local_path(new)
+    if before == now or kind != what or there is None or here is None:
+        return before == now
+    if os.path.exists(there):
+        return os.path.exists(here) and os.path.samefile(there, here)
+    return there.is_absolute() and there.name == here.name
+
+
+def has_output(path: Path) -> bool:
+    """Return whether readers find anything in a folder; a file is output, too."""
+    if os.path.isdir(path):
+        return not all(map(is_hidden, os.listdir(path)))
+    return os.path.exists(path)
+
+
+def taken(where: str, moved_from: str = "", *, remedy: str = "remove") -> str:
+    """
+    Return the text of the error that there is output already.
+
+    Args:
+        where: The output, for humans.
+        moved_from: What was written before, if a load continues here: the output may
+            be the same, whose rows are not read again.
+        remedy: How to get rid of it.
+
+    """
+    if moved_from:
+        return (
+            f"{where} exists already, and nothing is replaced there, as the load"
+            f" continues from {moved_from}: set mode to append, or another output"
+        )
+    return f"{where} exists already: {remedy} it, or set mode to append or overwrite"
 
 
 class EpochFiles:
@@ -57,9 +100,10 @@ class EpochFiles:
         """Return the folder to which an epoch is written."""
         return self._path / f".epoch={self._load}-{number}.{self._start}"
 
-    def others(self, *, marks: bool = True) -> bool:
-        """Return whether there are files of other loads; ``marks``: or any mark."""
-        return any(marks or path.name != _MARK for path in self._others())
+    def others(self, *, hidden: bool = True) -> bool:
+        """Return whether there is anything of other loads, ``hidden`` or not."""
+        names = (path.relative_to(self._path).parts[0] for path in self._others())
+        return any(hidden or not is_hidden(name) for name in names)
 
     def sweep(self, done: int, *, check: Callable[[], None]) -> list[int]:
         """

@@ -34,6 +34,7 @@ from zlib import crc32
 from etlstage.disk import sync
 from etlstage.errors import StateUnusable, os_reason
 from etlstage.pipeline.delivery.folder import opened
+from etlstage.pipeline.delivery.place import same_output
 from etlstage.pipeline.delivery.position import load, put
 from etlstage.telemetry.log import Log
 
@@ -99,7 +100,8 @@ class CommitRecord:
     def moved_to(self, output: str) -> str:
         """Return the destination before, if the load continues in another one."""
         before = self.moved_from or self.output
-        return before if self.resumes and self.epoch and before != output else ""
+        goes_on = self.resumes and self.epoch and not same_output(before, output)
+        return before if goes_on else ""
 
     @property
     def interrupted(self) -> bool:

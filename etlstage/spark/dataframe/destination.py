@@ -25,6 +25,7 @@ from pyspark.sql.types import BinaryType, DataType, TimestampType
 from etlstage.errors import ConfigError, guess, os_reason
 from etlstage.files.csv_format import separator
 from etlstage.files.lines import BLANKS
+from etlstage.pipeline.delivery.place import taken
 from etlstage.pipeline.interfaces import Output
 from etlstage.settings.units import local_path, of_files
 from etlstage.spark.dataframe.database import Database, option
@@ -73,6 +74,7 @@ class Destination:
             CSV has the blanks of its values, in quotes where a line may have no more.
         partition_by: Columns that become directories. When a run has no messages
             Spark then writes nothing but the marker.
+        moved_from: What was written before, if a load continues here.
 
     Raises:
         ConfigError: If the mode is unknown, or ``ignore``.
@@ -85,6 +87,7 @@ class Destination:
     mode: str = "error"
     options: Mapping[str, str] = field(default_factory=dict)
     partition_by: Sequence[str] = ()
+    moved_from: str = ""
 
     def __post_init__(self) -> None:
         if self.mode == "ignore":
@@ -157,11 +160,10 @@ class Destination:
         place = self.table or self.path or option(self.options, "dbtable")
         return Output(what, place or str(self))
 
-    @property
-    def unreplaced(self) -> Self:
-        """The same destination, in which nothing is replaced."""
+    def continuing(self, moved_from: str) -> Self:
+        """Return the same destination for a load that continues: nothing is replaced."""
         mode = "append" if self.mode == "append" else "error"
-        return replace(self, mode=mode)
+        return replace(self, mode=mode, moved_from=moved_from)
 
     def objection(self, columns: Sequence[str], *, new: bool = True) -> str | None:
         """
@@ -173,10 +175,8 @@ class Destination:
 
         """
         path = self.local
-        if new and self._must_be_new and path is not None and path.exists():
-            return (
-                f"{path} exists already: remove it, or set mode to append or overwrite"
-            )
+        if new and self._must_be_new and path is not None and os.path.exists(path):
+            return taken(str(path), self.moved_from)
         unknown = [name for name in self.partition_by if name not in columns]
         if unknown:
             return (
@@ -200,7 +200,7 @@ class Destination:
         except Exception as error:
             return f"can't find out whether {self} exists: {explain(error)}"
         remedy = "drop" if self.table is not None or self.of_database else "remove"
-        return f"{self} exists already: {remedy} it, or set mode to append or overwrite"
+        return taken(str(self), self.moved_from, remedy=remedy)
 
     def _exists(self, spark: SparkSession) -> bool:
         if self.table is not None:

@@ -26,7 +26,7 @@ from pyspark.sql.types import StructField, StructType
 from etlstage.columns import Epoch
 from etlstage.errors import SinkFailed
 from etlstage.pipeline.dead_letter.store import DeadLetters
-from etlstage.pipeline.delivery.place import EpochFiles
+from etlstage.pipeline.delivery.place import EpochFiles, has_output
 from etlstage.pipeline.interfaces import Epochs, Output
 from etlstage.pipeline.invalid import LINE_BREAK, TextLines
 from etlstage.pipeline.landing import RowSink
@@ -139,12 +139,15 @@ class DataFrameSink(RowSink, SparkSink):
         """Begin after what was loaded before, which is kept."""
         super().begin(epochs)
         if epochs.moved_from:
-            self._destination = self._destination.unreplaced
+            self._destination = self._destination.continuing(epochs.moved_from)
 
-    def objection(self, *, moved: bool = False) -> str | None:
+    def objection(self, *, moved_from: str = "") -> str | None:
         """Return what stands in the way at the destination; blocks."""
-        place = self._destination.unreplaced if moved else self._destination
-        objection = place.objection(place.partition_by)
+        place, path = self._destination, self._destination.local
+        if moved_from:
+            place = place.continuing(moved_from)
+        new = not moved_from or path is None or has_output(path)
+        objection = place.objection(place.partition_by, new=new)
         return objection or place.taken(self._session.start())
 
     def of_batch(
@@ -265,18 +268,16 @@ class DataFrameSink(RowSink, SparkSink):
                 adds=self._takes(self._destination.mode),
             )
             if objection is not None:
-                raise self._failure(objection + self._continues)
+                raise self._failure(objection)
             return spark
         place = self._destination
-        new = not self._takes(place.mode) and (
-            self._files is None or self._files.others(marks=not self._moved_from)
-        )
+        new = not self._takes(place.mode) and self._finds_others
         objection = place.objection(columns, new=new)
         if objection is None and new and self._moved_from:
             # Later epochs add to what is there: Spark does not check the mode.
             objection = place.taken(spark)
         if objection is not None:
-            raise self._failure(objection + self._continues)
+            raise self._failure(objection)
         return spark
 
     async def load(self, messages: DataFrame, starts: Mapping[int, int]) -> None:

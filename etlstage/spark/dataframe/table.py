@@ -25,6 +25,7 @@ from typing import Final
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
+from etlstage.pipeline.delivery.place import taken
 from etlstage.pipeline.interfaces import Epochs
 from etlstage.spark.dataframe.database import (
     CommitRefused,
@@ -68,6 +69,7 @@ class EpochTable:
         self._epochs = f"{schema}{_EPOCHS}"
         self._load = epochs.load
         self._fence = epochs.start
+        self._moved_from = epochs.moved_from
         self._stage = f"{schema}{self._staging(epochs.start)}"
         self._schema = schema
         self._names = ""
@@ -125,7 +127,9 @@ class EpochTable:
             found = self._found(connection)
             if found is None:
                 if columns is not None and not adds:
-                    return f"table {self._table} exists already: drop it, or set mode to append or overwrite"
+                    return taken(
+                        f"table {self._table}", self._moved_from, remedy="drop"
+                    )
                 connection.execute(
                     f"INSERT INTO {self._epochs} (load_id, fence, epoch, note)"
                     " VALUES (?, ?, ?, ?)",

@@ -221,10 +221,10 @@ class StreamingPipeline(Runner):
                 stage=self._origin.name,
             )
         assert self._delivery is not None
-        moved = bool(self._delivery.record.moved_from)
+        moved_from = self._delivery.record.moved_from
         objection = None
-        if moved or not self._checkpoint.exists():
-            objection = self._sink.objection(moved=moved)
+        if moved_from or not self._checkpoint.exists():
+            objection = self._sink.objection(moved_from=moved_from)
         if objection is not None:
             raise SinkFailed(objection, stage=self._landed.name)
         self._batches.log_path = self._session.log_path

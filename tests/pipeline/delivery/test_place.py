@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from etlstage.disk import make
 from etlstage.errors import StateUnusable
-from etlstage.pipeline.delivery.place import EpochFiles
+from etlstage.pipeline.delivery.place import EpochFiles, has_output, same_output
 
 
 def nothing() -> None:
@@ -223,3 +223,53 @@ def test_output_is_marked(tmp_path: Path) -> None:
     assert names(tmp_path / "out") == ["_SUCCESS"]
     files.mark(whole=False)
     assert names(tmp_path / "out") == []
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "same"),
+    [
+        ("text a", "text ../a", True),
+        ("text a", "text file:link", True),
+        ("text a", "json a", False),
+        ("text a", "text b", False),
+        ("text a", "text gone/a", False),
+        ("text gone/a", "text b/a", True),
+        ("text gone/a", "text b", False),
+    ],
+)
+def test_outputs_are_the_same_where_their_paths_lead_to_the_same_place(
+    tmp_path: Path, before: str, now: str, *, same: bool
+) -> None:
+    """Or where one that is gone was moved with its project (issue 23)."""
+    here = tmp_path / "here"
+    for name in ("a", "b/a"):
+        (here / name).mkdir(parents=True)
+    (tmp_path / "a").symlink_to(here / "a")
+    (here / "link").symlink_to(here / "a")
+    outputs = [
+        f"{kind} {scheme}{':' if scheme else ''}{here / path}"
+        for kind, _, place in (before.partition(" "), now.partition(" "))
+        for scheme, path in [("file", place[5:]) if ":" in place else ("", place)]
+    ]
+    assert same_output(*outputs) is same
+
+
+def test_outputs_that_are_no_paths_are_compared_as_they_are() -> None:
+    """On other machines and in databases, and with a relative path (issue 23)."""
+    for kind, place in (("text", "s3a://b/gone"), ("table", "gone"), ("sink", "load")):
+        assert same_output(f"{kind} {place}", f"{kind} {place}")
+        assert not same_output(f"{kind} {place}", f"{kind} elsewhere/{place}")
+
+
+def test_hidden_names_are_no_output(tmp_path: Path) -> None:
+    """A mark, what is being written, and an empty folder (issue 23)."""
+    path = tmp_path / "out"
+    assert not has_output(path)
+    for name in ("", ".epoch=a-1.1", "_SUCCESS", "_temporary"):
+        (path / name).mkdir(parents=True)
+        assert not has_output(path)
+    for name in ("_part=1", "part-0.txt"):
+        (path / name).touch()
+        assert has_output(path)
+        assert has_output(path / name)
+        (path / name).unlink()

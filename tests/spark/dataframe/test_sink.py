@@ -466,8 +466,8 @@ async def test_load_that_continues_elsewhere_replaces_nothing(
         sink = DataFrameSink(spark, Destination(str(out), mode="overwrite"))
         sink.begin(epochs)
         assert await refusal(sink) == (
-            f"load: {out} exists already: remove it, or set mode to append or overwrite"
-            "; overwrite replaces nothing here, as the load continues from parquet a"
+            f"load: {out} exists already, and nothing is replaced there, as the load"
+            " continues from parquet a: set mode to append, or another output"
         )
     assert spark.read.parquet(str(out)).count() == 2
 

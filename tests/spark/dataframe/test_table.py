@@ -255,12 +255,12 @@ async def test_what_stands_against_a_table_is_reported_first(
         return str(caught.value)
 
     base.ask("create table rows (id integer)")
-    exists = (
+    assert await told("error", schema="id long") == (
         "load: table rows exists already: drop it, or set mode to append or overwrite"
     )
-    assert await told("error", schema="id long") == exists
     assert await told("overwrite", moved_from="table a", schema="id long") == (
-        f"{exists}; overwrite replaces nothing here, as the load continues from table a"
+        "load: table rows exists already, and nothing is replaced there, as the load"
+        " continues from table a: set mode to append, or another output"
     )
     assert await told(schema="id long, title string") == (
         "load: table rows has no column title: it has id; add what is missing, or drop"

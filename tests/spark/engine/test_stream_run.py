@@ -404,16 +404,32 @@ async def test_stream_that_continues_elsewhere_replaces_nothing(
     feed(tmp_path, "a", 1)
     assert (await run(path, spark)).error is None
     path.write_text(path.read_text().replace("path: out", "path: other"))
-    (tmp_path / "other").mkdir()
+    stale = tmp_path / "other" / "stale.parquet"
+    (tmp_path / "other" / ".epoch=killed-2.1").mkdir(parents=True)
+    stale.touch()
     feed(tmp_path, "b", 2)
     report = await run(path, spark)
-    assert "other exists already: remove it, or set mode" in str(report.error)
-    (tmp_path / "other").rmdir()
+    assert "other exists already, and nothing is replaced there" in str(report.error)
+    stale.unlink()
     for letter, number in (("c", 3), ("d", 4)):
         assert (await run(path, spark)).error is None
         feed(tmp_path, letter, number)
     rows = spark.read.parquet(str(tmp_path / "other")).collect()
     assert sorted(row.id for row in rows) == [2, 3]
+
+
+async def test_stream_continues_where_a_path_leads_to_the_same_output(
+    spark: SparkSession, write: Callable[..., Path], tmp_path: Path
+) -> None:
+    """It is named by way of a link (issue 23)."""
+    path = write(mode="overwrite")
+    feed(tmp_path, "a", 1)
+    assert (await run(path, spark)).error is None
+    (tmp_path / "link").symlink_to(tmp_path)
+    path.write_text(path.read_text().replace("path: out", "path: link/out"))
+    feed(tmp_path, "b", 2)
+    assert (await run(path, spark)).error is None
+    assert spark.read.parquet(str(tmp_path / "out")).count() == 2
 
 
 async def test_what_is_wrong_is_reported(
