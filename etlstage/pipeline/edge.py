@@ -73,6 +73,15 @@ class Changed(NamedTuple):
         return f"was {self.was}, and {self.why}"
 
 
+class _EdgeSink(JournalSink):
+    """Appends to the journals of an edge, which are moved with the state directory."""
+
+    @property
+    def recorded(self) -> str:
+        """The edge: its journals are wherever the state directory is."""
+        return f"edge {self.name}"
+
+
 class DurableEdge:
     """
     The journals between two halves of a pipeline.
@@ -119,7 +128,7 @@ class DurableEdge:
 
     def sink(self, *, notes: bool = False) -> JournalSink:
         """Return the sink of the half before the edge, see :class:`JournalSink`."""
-        return JournalSink(
+        return _EdgeSink(
             self.path,
             name=edge_name(self.stage),
             sync=self._sync,
@@ -296,9 +305,11 @@ class DurableEdge:
         waiting = self.unread()
         # Without an epoch the half behind has loaded nothing that could be half done.
         began = bool(behind.epoch)
+        # Without the edge its state directory is that of another part, or of all.
+        begun = before.interrupted and edge_name(self.stage) in before.accounts
         if waiting.messages and before.ended and (behind.ended or not began):
             return f"{waiting}: load them first, with --only-behind {self.stage}"
-        if before.interrupted or (began and behind.interrupted):
+        if begun or (began and behind.interrupted):
             return "a run was interrupted: complete it first, with the old settings"
         return ""
 

@@ -286,6 +286,11 @@ class Landing(ABC):
         """Return the destination."""
         return Output("sink", self.name)
 
+    @property
+    def recorded(self) -> str:
+        """The destination as records have it, to compare with that of the next run."""
+        return " ".join(self.output())
+
     async def __aenter__(self) -> Self:
         """Start, and detect early what would fail later."""
         return self

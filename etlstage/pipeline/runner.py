@@ -315,7 +315,7 @@ class Runner(ABC):
     @property
     def output(self) -> str:
         """Where the run loads, as in records."""
-        return " ".join(self._landing.output())
+        return self._landing.recorded
 
     def _begin_run(self, delivery: Delivery, *, from_start: bool = False) -> bool:
         letters = self._dead_letters

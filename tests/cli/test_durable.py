@@ -231,6 +231,43 @@ def test_what_waits_keeps_an_edge_as_it_is(etlstage: Etlstage, tmp_path: Path) -
     assert etlstage("validate", "p.yaml").returncode == 0
 
 
+@pytest.mark.parametrize("how", ["moved", "linked", "by another folder"])
+def test_moved_project_loads_what_waits(
+    etlstage: Etlstage, tmp_path: Path, how: str
+) -> None:
+    """The first half has ended in the journals, which are moved, too (issue 24)."""
+    project = tmp_path / "project"
+    project.mkdir()
+    pipeline(project, ["1", "2", "3"])
+    words = "project/p.yaml", "--only-before", "translate"
+    assert etlstage("run", *words).returncode == 0
+    name = "project/../project" if how == "by another folder" else "other"
+    if how == "moved":
+        project.rename(tmp_path / name)
+    elif how == "linked":
+        (tmp_path / name).symlink_to(project)
+    done = etlstage("run", f"{name}/p.yaml")
+    assert done.returncode == 0, done.stderr
+    assert loaded(tmp_path / name) == ["1", "2", "3"]
+
+
+@pytest.mark.parametrize("delivery", ["at-least-once", "exactly-once"])
+def test_run_that_fails_without_the_edge_is_repeated(
+    etlstage: Etlstage, tmp_path: Path, delivery: str
+) -> None:
+    """The interrupted run had no edge, whose folder stays (issue 24)."""
+    pipeline(tmp_path, ["1", "2", "3"])
+    assert etlstage("run", "p.yaml").returncode == 0
+    place = pipeline(tmp_path, ["1", "2", "3"], "false")
+    place.write_text(place.read_text().replace("exactly-once", delivery))
+    (tmp_path / "salt.py").write_text("raise SystemExit(1)")
+    assert etlstage("run", "p.yaml").returncode == 1
+    (tmp_path / "salt.py").write_text(SALT)
+    done = etlstage("run", "p.yaml")
+    assert done.returncode == 0, done.stderr
+    assert loaded(tmp_path) == ["1", "1", "2", "2", "3", "3"]
+
+
 def test_reset_forgets_what_waits(etlstage: Etlstage, tmp_path: Path) -> None:
     """The next run reads and loads all, once."""
     pipeline(tmp_path, [str(n) for n in range(100)])
