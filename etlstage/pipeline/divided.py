@@ -258,7 +258,9 @@ class DividedPipeline(Runner):
         if number - 1 in self._counted:
             self._counted[number - 1].set()
         if number < self._last:
-            self._whole[number + 1].complete(whole=report.status == "done")
+            part, ended = self._whole[number], report.status == "done"
+            whole, limited = ended and part._exhausted, ended and part._limited
+            self._whole[number + 1].complete(whole=whole, limited=limited)
         if report.error is not None:
             self._fail(report.error)
             if number > self._first:
@@ -292,13 +294,16 @@ class DividedPipeline(Runner):
         while self._first in self._running:
             ended = await anyio.to_thread.run_sync(self._look_whether_input_ended)
             if ended is not None:
-                self._parts[0].complete(whole=ended)
+                whole, limited = ended
+                self._parts[0].complete(whole=whole, limited=limited)
                 return
             await anyio.sleep(_LOOK)
 
-    def _look_whether_input_ended(self) -> bool | None:
+    def _look_whether_input_ended(self) -> tuple[bool, bool] | None:
         """
         Return whether the parts that run elsewhere have read and passed on everything.
+
+        Or, second, all up to a limit.
 
         They have not if one of them never ran, was interrupted, or was drained.
 
@@ -313,7 +318,9 @@ class DividedPipeline(Runner):
         # A source that continues where it ended looks like one that was drained.
         exhausted = record.position is None or self._whole[0]._reads_on
         ended = record.pending or (record.ended and exhausted)
-        return bool(record.load) and ended and not any(one.waits for one in before)
+        ended &= bool(record.load) and not any(one.waits for one in before)
+        # The end of the input is recorded with an epoch, and a limit without one.
+        return ended and bool(record.epoch), ended and not record.epoch
 
     def _take_up_first(self) -> None:
         """Count what the first part, which has ended already, did in earlier starts."""

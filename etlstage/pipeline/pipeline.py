@@ -150,7 +150,8 @@ class Pipeline(Runner):
         self._drained = self._forced = False
         self._drained_at = math.inf
         self._looking: anyio.CancelScope | None = None  # the wait for the next check
-        self._exhausted = False
+        self._comes_limited = False
+        self._exhausted = self._limited = False
         self._comes_whole = True  # whether the source's end is the end of the input
 
     @classmethod
@@ -195,15 +196,16 @@ class Pipeline(Runner):
             return _DRAIN
         return super().drain_limit
 
-    def complete(self, *, whole: bool = True) -> None:
+    def complete(self, *, whole: bool = True, limited: bool = False) -> None:
         """
         End once everything is read, where the source would wait for more.
 
         Args:
             whole: Whether the input is then complete; if not, neither is the output.
+            limited: Whether it is not because a limit was reached, as it was to be.
 
         """
-        self._comes_whole = whole
+        self._comes_whole, self._comes_limited = whole, limited
         self._source.complete()
 
     @property
@@ -238,6 +240,7 @@ class Pipeline(Runner):
         if self.when_begun is not None:
             await self.when_begun()
         if loaded:
+            self._exhausted = True
             return "done"
         out, items = anyio.create_memory_object_stream[Item](0)
         with anyio.CancelScope() as self._scope:
@@ -247,8 +250,8 @@ class Pipeline(Runner):
         if self._forced:
             return "forced"
         # A run that reaches its limit is done, though its output is not complete.
-        whole = self._exhausted or not self._left
-        return "done" if whole and not self._cut else "drained"
+        ended = self._exhausted or self._limited
+        return "done" if ended and not self._cut else "drained"
 
     async def _pass_on(
         self, items: MemoryObjectReceiveStream[Item], tasks: TaskGroup
@@ -321,6 +324,7 @@ class Pipeline(Runner):
                         break
             read_on = not self._drained and self._left > 0
             self._exhausted = read_on and self._comes_whole
+            self._limited = not self._left or (read_on and self._comes_limited)
 
     # --- transform ----------------------------------------------------------
 

@@ -342,6 +342,8 @@ def test_part_of_the_input_passes_the_edge(etlstage: Etlstage, tmp_path: Path) -
     plainly = ("--set", "delivery=at-least-once")
     done = etlstage("run", "p.yaml", "--limit", "10", *plainly)
     assert "edge translate -> polish: 10 appended, 10 read, 0 wait" in done.stdout
+    assert "output incomplete" in done.stdout
+    assert not (tmp_path / "out" / "_SUCCESS").exists()
     assert len(loaded(tmp_path)) == 10
 
 
@@ -361,6 +363,8 @@ def test_limit_is_that_of_the_part_that_runs_first(
         done = etlstage("run", "p.yaml", *words, *plainly)
         assert done.returncode == 0, done.stderr
         assert f"edge translate -> polish: {counts}" in done.stdout
+    assert "output incomplete" in done.stdout
+    assert not (tmp_path / "out" / "_SUCCESS").exists()
     assert loaded(tmp_path) == [str(n) for n in range(10)]
 
 
