@@ -21,6 +21,7 @@ from etlstage.pipeline.dead_letter.retry import Retry, record_noted
 from etlstage.pipeline.dead_letter.store import FOLDER, SETTLED
 from etlstage.pipeline.delivery import position
 from etlstage.pipeline.delivery.delivery import Delivery
+from etlstage.pipeline.delivery.place import same_output
 from etlstage.pipeline.interfaces import Epochs
 from etlstage.pipeline.pipeline import Pipeline
 
@@ -99,7 +100,7 @@ class Retries:
             found = position.load(path) if path.exists() else None
             if found is None or found["number"] != number:
                 position.store(path, {"number": number, "output": output})
-            elif found["output"] != output:
+            elif not same_output(found["output"], output):
                 raise StateUnusable(
                     f"retry {number} that was interrupted can't be repeated: it has"
                     f" loaded into {found['output']}, not into {output}; complete it with"
