@@ -12,10 +12,13 @@ from hypothesis import strategies as st
 from etlstage.columns import OVERHEAD as COLUMN_OVERHEAD
 from etlstage.columns import Column, Replies
 from etlstage.messages import (
+    MOST_TEXT,
     OVERHEAD,
     AnnotatedRun,
     Run,
     Singles,
+    check_code,
+    check_text,
     concatenated,
     cost_of,
     counted,
@@ -183,3 +186,34 @@ def test_one_message_is_no_list_of_messages(one: object) -> None:
     with pytest.raises(TypeError, match=r"put a single message in a list: \[message"):
         refuse_one(one)
     refuse_one([one])
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("1", TypeError),
+        (True, TypeError),
+        (2**63, ValueError),
+        (-(2**63) - 1, ValueError),
+    ],
+)
+def test_code_that_can_not_be_sent(code: object, kind: type[Exception]) -> None:
+    """A frame holds whole numbers of 64 bits (issue 22)."""
+    with pytest.raises(kind, match=r"^code is "):
+        check_code(code)
+    assert [check_code(-(2**63)), check_code(2**63 - 1)] == [-(2**63), 2**63 - 1]
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        (b"shout", TypeError),
+        ("\ud800", ValueError),
+        ("ä" * (MOST_TEXT // 2) + "a", ValueError),
+    ],
+)
+def test_text_that_can_not_be_sent(text: object, kind: type[Exception]) -> None:
+    """It must be UTF-8, and has a limit in bytes (issue 22)."""
+    with pytest.raises(kind, match=r"^event "):
+        check_text("event", text)
+    check_text("event", "ä" * (MOST_TEXT // 2))
