@@ -342,8 +342,10 @@ class DividedPipeline(Runner):
         # First of all: parts start at the same time, and what one of them stores would
         # keep the old settings from completing what another one can't resume.
         ended = CommitRecord.latest(self._edges[0].before).pending
-        for number, part in enumerate(self._parts, self._first):
-            part.foresee(runs=number > 0 or not ended)
+        # What a part in front was interrupted with must stay able to complete it.
+        for number in range(max(0, self._first - 1), self._last + 1):
+            runs = number >= self._first and (number > 0 or not ended)
+            self._whole[number].foresee(runs=runs)
         for number in self._touched:
             self._edges[number].prepare()
 
