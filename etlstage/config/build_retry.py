@@ -100,7 +100,7 @@ class Retries:
             found = position.load(path) if path.exists() else None
             if found is None or found["number"] != number:
                 position.store(path, {"number": number, "output": output})
-            elif not same_output(found["output"], output):
+            elif not same_output(str(found["output"]), output):
                 raise StateUnusable(
                     f"retry {number} that was interrupted can't be repeated: it has"
                     f" loaded into {found['output']}, not into {output}; complete it with"

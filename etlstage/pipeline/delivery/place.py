@@ -38,16 +38,17 @@ def same_output(before: str, now: str) -> bool:
     """
     Return whether two outputs, as records have them, are the same.
 
-    They are if their paths lead to the same place. A path that is gone was moved with
-    its project, if the other one ends in the same name.
+    They are if their paths lead to the same place. A path that is gone may be on a disk
+    that is not mounted, so it is not taken for one that was moved.
     """
     (kind, _, old), (what, _, new) = before.partition(" "), now.partition(" ")
     there, here = local_path(old), local_path(new)
     if before == now or kind != what or there is None or here is None:
         return before == now
-    if os.path.exists(there):
-        return os.path.exists(here) and os.path.samefile(there, here)
-    return there.is_absolute() and there.name == here.name
+    try:
+        return os.path.samefile(there, here)
+    except OSError:
+        return False
 
 
 def has_output(path: Path) -> bool:
