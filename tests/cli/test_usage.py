@@ -14,6 +14,8 @@ from tests.cli.conftest import Etlstage
 
 LONG: Final = "x" * 300
 UNREAD: Final = "LONG.yaml: can't be read: file name too long"
+UNREAD_SPEC: Final = "LONG/spec.json: can't be read: file name too long"
+SHARD: Final = "shardId-000000000000"
 UNSTARTED: Final = (
     "stage worker: can't start worker worker-1: File name too long; command: LONG.yaml"
 )
@@ -55,14 +57,14 @@ def test_wrong_usage(etlstage: Etlstage, arguments: list[str], error: str) -> No
         ("check LONG.yaml", 1, UNSTARTED),
         ("try LONG.yaml", 1, UNSTARTED),
         ("fuzz LONG.yaml", 2, UNSTARTED),
-        ("kcl simulate LONG.yaml", 1, UNSTARTED),
+        ("kcl simulate LONG.yaml", 1, UNSTARTED.replace("worker-1", SHARD)),
         ("replay LONG", 2, "LONG: file name too long"),
         ("expect infer LONG", 2, "LONG: file name too long"),
         ("init LONG", 2, "LONG can't be written: file name too long"),
         ("init --worker python LONG", 2, "LONG can't be written: file name too long"),
         ("demo LONG", 2, "LONG can't be written: file name too long"),
-        ("journal ls LONG", 2, "LONG: file name too long"),
-        ("journal append LONG", 2, "LONG: file name too long"),
+        ("journal ls LONG", 2, UNREAD_SPEC),
+        ("journal append LONG", 2, UNREAD_SPEC),
     ],
 )
 def test_name_that_is_too_long(
