@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import os
 import tracemalloc
@@ -533,6 +534,18 @@ async def test_parquet_numbers_are_no_times(
 INSTANT = pa.timestamp("us", "UTC")
 
 
+def writes_views() -> bool:
+    """Whether this PyArrow writes them to Parquet, which the oldest can't."""
+    try:
+        pq.write_table(pa.table({"a": pa.array([], pa.string_view())}), io.BytesIO())
+    except pa.ArrowNotImplementedError:
+        return False
+    return True
+
+
+VIEWS = pytest.mark.skipif(not writes_views(), reason="this PyArrow writes no views")
+
+
 @pytest.mark.parametrize("declared", [False, True])
 @pytest.mark.parametrize(
     ("kind", "value", "wanted"),
@@ -597,7 +610,12 @@ async def test_parquet_column_of_nulls_has_any_type(
     ("values", "typed", "found"),
     [
         (pa.nulls(1), pa.array([7]), ["null", "7"]),
-        (pa.nulls(1), pa.array(["x"], pa.string_view()), ["null", '"x"']),
+        pytest.param(
+            pa.nulls(1),
+            pa.array(["x"], pa.string_view()),
+            ["null", '"x"'],
+            marks=VIEWS,
+        ),
         (pa.nulls(1), pa.array([[None]]), ["null", "[null]"]),
         (
             pa.nulls(1),
@@ -607,8 +625,8 @@ async def test_parquet_column_of_nulls_has_any_type(
         (pa.array([[None]]), pa.array([[7]]), ["[null]", "[7]"]),
         (
             pa.array([{"b": None, "c": 1}]),
-            pa.array([{"b": [7]}]),
-            ['{"b":null,"c":1}', '{"b":[7],"c":null}'],
+            pa.array([{"b": [7], "c": 2}]),
+            ['{"b":null,"c":1}', '{"b":[7],"c":2}'],
         ),
         (
             pa.array([[("k", None)]], pa.map_(pa.string(), pa.null())),
@@ -638,8 +656,8 @@ async def test_parquet_nulls_have_the_type_of_a_later_file(
     ("kind", "wanted", "found"),
     [
         (pa.dictionary(pa.int32(), pa.string()), "date", '"2026-11-30"'),
-        (pa.string_view(), "date", '"2026-11-30"'),
-        (pa.binary_view(), "binary", '"MjAyNi0xMS0zMA=="'),
+        pytest.param(pa.string_view(), "date", '"2026-11-30"', marks=VIEWS),
+        pytest.param(pa.binary_view(), "binary", '"MjAyNi0xMS0zMA=="', marks=VIEWS),
         (pa.binary(10), "binary", '"MjAyNi0xMS0zMA=="'),
     ],
     ids=str,
