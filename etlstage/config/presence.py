@@ -25,7 +25,7 @@ from etlstage.config.model import ExtractKeys, LoadKeys, PipelineKeys
 from etlstage.config.parts import parts_of
 from etlstage.config.stages import command_at
 from etlstage.errors import ConfigError, EtlstageError, guess
-from etlstage.pipeline.delivery.folder import EDGES, behind
+from etlstage.pipeline.delivery.folder import EDGES, behind, edge_name
 from etlstage.pipeline.delivery.record import CommitRecord
 from etlstage.protocol.base import Limits, Side
 from etlstage.settings.definition import broken, judged
@@ -105,9 +105,19 @@ def _edges(keys: PipelineKeys, look: Look) -> Iterator[Problem]:
         from etlstage.pipeline.edge import DurableEdge  # few need Arrow
 
         stage = folder.name.removeprefix(EDGES.removesuffix("*"))
-        if waiting := DurableEdge(stage, look.state, folder).busy():
+        before = _before(stage, folder, look.state)
+        if waiting := DurableEdge(stage, before, folder).busy():
             text = f"stage {stage} was durable, and {waiting}"
             yield broken(("state",), text, at_key=False)
+
+
+def _before(stage: str, folder: Path, state: Path) -> Path:
+    """Return the state directory of the part that ended at a removed edge."""
+    for other in behind(state):
+        # The part that reads from the edge has an account of it, too.
+        if other != folder and edge_name(stage) in CommitRecord.latest(other).accounts:
+            return other
+    return state
 
 
 def _absent(stage: ExtractKeys | LoadKeys, look: Look) -> Iterator[Problem]:

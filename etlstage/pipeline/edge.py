@@ -306,10 +306,11 @@ class DurableEdge:
         # Without an epoch the half behind has loaded nothing that could be half done.
         began = bool(behind.epoch)
         # Without the edge its state directory is that of another part, or of all.
-        begun = before.interrupted and edge_name(self.stage) in before.accounts
+        if edge_name(self.stage) not in before.accounts:
+            before = CommitRecord()
         if waiting.messages and before.ended and (behind.ended or not began):
             return f"{waiting}: load them first, with --only-behind {self.stage}"
-        if begun or (began and behind.interrupted):
+        if before.interrupted or (began and behind.interrupted):
             return "a run was interrupted: complete it first, with the old settings"
         return ""
 

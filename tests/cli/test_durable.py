@@ -231,6 +231,38 @@ def test_what_waits_keeps_an_edge_as_it_is(etlstage: Etlstage, tmp_path: Path) -
     assert etlstage("validate", "p.yaml").returncode == 0
 
 
+@pytest.mark.parametrize("interrupted", ["first part", "part before the edge"])
+def test_second_edge_is_kept_while_a_run_needs_it(
+    etlstage: Etlstage, tmp_path: Path, interrupted: str
+) -> None:
+    """Another part is before it than before the first edge (issue 24)."""
+    first = interrupted == "first part"
+    text = PIPELINE.replace("DURABLE", "true").replace(
+        "load:",
+        "  - {name: last, worker: {command: [python, -S, salt.py]}}\nload:",
+    )
+    text = text.replace("salt.py", "first.py", 1)
+    if first:
+        text = text.replace("exactly-once", "at-least-once")
+    pipeline(tmp_path, ["1", "2", "3"])
+    (tmp_path / "first.py").write_text(SALT)
+    place = tmp_path / "p.yaml"
+    second = "  - name: polish\n"
+    place.write_text(text.replace(second, f"{second}    durable: true\n"))
+    part = "run", "p.yaml", "--only-before", "polish"
+    broken = tmp_path / ("first.py" if first else "salt.py")
+    if first:
+        assert etlstage(*part, "--limit", "2").returncode == 0
+    broken.write_text("raise SystemExit(1)")
+    assert etlstage(*part).returncode == 1
+    broken.write_text(SALT)
+    place.write_text(text)
+    found = etlstage("run", "p.yaml")
+    assert found.returncode == 2, found.stderr
+    why = "2 messages wait" if first else "a run was interrupted"
+    assert f"state: stage polish was durable, and {why}" in found.stderr
+
+
 @pytest.mark.parametrize("how", ["moved", "linked", "by another folder"])
 def test_moved_project_loads_what_waits(
     etlstage: Etlstage, tmp_path: Path, how: str
