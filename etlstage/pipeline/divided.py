@@ -34,7 +34,7 @@ from etlstage.pipeline.delivery.delivery import (
     StateHeld,
 )
 from etlstage.pipeline.delivery.folder import edge_folder
-from etlstage.pipeline.delivery.record import CommitRecord
+from etlstage.pipeline.delivery.record import CommitRecord, StoppedAt
 from etlstage.pipeline.edge import DurableEdge, Waiting, is_over
 from etlstage.pipeline.interfaces import Sink, Source
 from etlstage.pipeline.journal_settings import misordered
@@ -258,9 +258,9 @@ class DividedPipeline(Runner):
         if number - 1 in self._counted:
             self._counted[number - 1].set()
         if number < self._last:
-            part, ended = self._whole[number], report.status == "done"
-            whole, limited = ended and part._exhausted, ended and part._limited
-            self._whole[number + 1].complete(whole=whole, limited=limited)
+            done = report.status == "done"
+            stopped_at = self._whole[number]._stopped_at if done else ""
+            self._whole[number + 1].complete(stopped_at)
         if report.error is not None:
             self._fail(report.error)
             if number > self._first:
@@ -292,35 +292,28 @@ class DividedPipeline(Runner):
     async def _complete_later(self) -> None:
         """Complete the first part once the part before it is committed and at rest."""
         while self._first in self._running:
-            ended = await anyio.to_thread.run_sync(self._look_whether_input_ended)
-            if ended is not None:
-                whole, limited = ended
-                self._parts[0].complete(whole=whole, limited=limited)
+            stopped_at = await anyio.to_thread.run_sync(self._look_where_input_stopped)
+            if stopped_at is not None:
+                self._parts[0].complete(stopped_at)
                 return
             await anyio.sleep(_LOOK)
 
-    def _look_whether_input_ended(self) -> tuple[bool, bool] | None:
+    def _look_where_input_stopped(self) -> StoppedAt | None:
         """
-        Return whether the parts that run elsewhere have read and passed on everything.
-
-        Or, second, all up to a limit.
-
-        They have not if one of them never ran, was interrupted, or was drained.
+        Return up to where the parts that run elsewhere have read and passed on all.
 
         Returns:
-            None: the part before the first one of this process is running.
+            Empty: one of them never ran, was interrupted, or was drained. None: the
+            part before the first one of this process is running.
 
         """
         *before, edge = self._edges[: self._first]
         if not edge.acknowledge():
             return None
         record = CommitRecord.latest(self._edges[0].before)
-        # A source that continues where it ended looks like one that was drained.
-        exhausted = record.position is None or self._whole[0]._reads_on
-        ended = record.pending or (record.ended and exhausted)
-        ended &= bool(record.load) and not any(one.waits for one in before)
-        # The end of the input is recorded with an epoch, and a limit without one.
-        return ended and bool(record.epoch), ended and not record.epoch
+        if not record.ended or any(one.waits for one in before):
+            return ""
+        return record.stopped_at
 
     def _take_up_first(self) -> None:
         """Count what the first part, which has ended already, did in earlier starts."""

@@ -24,6 +24,7 @@ from etlstage.errors import EtlstageError, SourceFailed
 from etlstage.messages import Position, Run, size_of
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.delivery.delivery import Bounds, Delivery
+from etlstage.pipeline.delivery.record import StoppedAt
 from etlstage.pipeline.interfaces import Sink, Source
 from etlstage.pipeline.ledger import COUNTS, Ledger
 
@@ -130,12 +131,12 @@ class Loading:
                         self._due = True
                     self._unfinished = False
 
-    async def end(self, *, exhausted: bool, cut: bool = False) -> None:
+    async def end(self, stopped_at: StoppedAt, *, cut: bool = False) -> None:
         """
         Make everything durable, and record that the run has ended.
 
         Args:
-            exhausted: Whether the source has no more, and was not drained.
+            stopped_at: Where reading has stopped.
             cut: Whether something that was read was not processed.
 
         """
@@ -146,25 +147,26 @@ class Loading:
         if self._unfinished:
             return
         if self._epochs is not None:
-            await self._end_exactly(exhausted=exhausted, cut=cut)
+            await self._end_exactly(stopped_at, cut=cut)
             return
         try:
-            await (self._sink.finish() if exhausted else self._sink.flush())
+            whole = stopped_at == "end"
+            await (self._sink.finish() if whole else self._sink.flush())
             await self._sink.stop()
         except EtlstageError:
             await self._acknowledge()  # what is durable, whatever becomes of the rest
             raise
-        exhausted &= not self._sink.withheld
+        stopped_at = "" if self._sink.withheld else stopped_at
         await self._sink.commit(self._note())
         await self._sink.perform()
         await self._acknowledge()
         delivery = self._delivery
         if delivery is not None and not self._doubtful():
-            if exhausted and not self._source.goes_on:
-                delivery.commit(None, ended=True)
+            if stopped_at == "end" and not self._source.goes_on:
+                delivery.commit(None, ended=True, stopped_at=stopped_at)
                 await self._source.finished()
             else:
-                delivery.end()
+                delivery.end(stopped_at)
 
     # --- at least once ------------------------------------------------------------
 
@@ -218,7 +220,9 @@ class Loading:
         over = held + messages > bounds.messages or held_size + size > bounds.bytes
         return bool(held) and over
 
-    async def _commit_at(self, reached: Position, *, ended: bool = False) -> None:
+    async def _commit_at(
+        self, reached: Position, *, ended: bool = False, stopped_at: StoppedAt = ""
+    ) -> None:
         """End the epoch at a position right after everything that was written."""
         self._due = False
         if self._doubtful():
@@ -232,15 +236,17 @@ class Loading:
             letters = passed_sizes | {account.stage: self._letters.size(account.stage)}
         accounts = {name: list(at.counts) for name, at in passed.items()}
         accounts[account.stage] = account.counts
-        await self._commit(reached.value, accounts, letters, ended=ended)
+        await self._commit(
+            reached.value, accounts, letters, ended=ended, stopped_at=stopped_at
+        )
         self._held, self._reached = [0, 0], None
         await self._source.acknowledge(reached)
 
-    async def _end_exactly(self, *, exhausted: bool, cut: bool) -> None:
+    async def _end_exactly(self, stopped_at: StoppedAt, *, cut: bool) -> None:
         assert self._epochs is not None
         if self._doubtful():
             return  # the run fails for it; the next resumes after the last epoch
-        if exhausted:
+        if stopped_at == "end":
             await self._seal(self._sink.finish)
             value = self._epochs.record.position
             if not self._source.goes_on:
@@ -250,7 +256,9 @@ class Loading:
                 value = self._reached.value
             letters = self._letters.sizes() if self._letters is not None else {}
             counts = {account.stage: account.counts for account in self._ledger}
-            await self._commit(value, counts, letters, ended=True)
+            await self._commit(
+                value, counts, letters, ended=True, stopped_at=stopped_at
+            )
             if value is None:
                 await self._source.finished()
             elif self._reached is not None:
@@ -269,9 +277,9 @@ class Loading:
                 stage=self._source.name,
             )
         elif self._reached is not None:
-            await self._commit_at(self._reached, ended=True)
+            await self._commit_at(self._reached, ended=True, stopped_at=stopped_at)
         else:
-            self._epochs.end()
+            self._epochs.end(stopped_at)
 
     async def _seal(self, durable: Callable[[], Awaitable[None]]) -> None:
         """Make an epoch durable, and the dead letters of its messages."""
@@ -290,6 +298,7 @@ class Loading:
         letters: Mapping[str, int],
         *,
         ended: bool,
+        stopped_at: StoppedAt,
     ) -> None:
         assert self._epochs is not None
         record = self._epochs.next(
@@ -297,6 +306,7 @@ class Loading:
             accounts=accounts,
             letters=letters,
             ended=ended,
+            stopped_at=stopped_at,
             performs=self._sink.performs,
             intents=self._sink.intents,
         )

@@ -36,6 +36,7 @@ from etlstage.messages import Passed, Position, Run, counted, joined
 from etlstage.pipeline.dead_letter.policy import DeadLetterPolicy, config_of
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.delivery.delivery import Delivery
+from etlstage.pipeline.delivery.record import StoppedAt
 from etlstage.pipeline.interfaces import DeadLetterSink, Sink, Source
 from etlstage.pipeline.ledger import Account
 from etlstage.pipeline.loading import Loading
@@ -150,9 +151,8 @@ class Pipeline(Runner):
         self._drained = self._forced = False
         self._drained_at = math.inf
         self._looking: anyio.CancelScope | None = None  # the wait for the next check
-        self._comes_limited = False
-        self._exhausted = self._limited = False
-        self._comes_whole = True  # whether the source's end is the end of the input
+        self._stopped_at: StoppedAt = ""
+        self._comes_to: StoppedAt = "end"  # what the source's end is
 
     @classmethod
     def from_yaml(
@@ -196,16 +196,16 @@ class Pipeline(Runner):
             return _DRAIN
         return super().drain_limit
 
-    def complete(self, *, whole: bool = True, limited: bool = False) -> None:
+    def complete(self, stopped_at: StoppedAt = "end") -> None:
         """
         End once everything is read, where the source would wait for more.
 
         Args:
-            whole: Whether the input is then complete; if not, neither is the output.
-            limited: Whether it is not because a limit was reached, as it was to be.
+            stopped_at: Where the part before stopped reading; unless it is the end of
+                the input, the output is not complete.
 
         """
-        self._comes_whole, self._comes_limited = whole, limited
+        self._comes_to = stopped_at
         self._source.complete()
 
     @property
@@ -240,7 +240,7 @@ class Pipeline(Runner):
         if self.when_begun is not None:
             await self.when_begun()
         if loaded:
-            self._exhausted = True
+            self._stopped_at = "end"
             return "done"
         out, items = anyio.create_memory_object_stream[Item](0)
         with anyio.CancelScope() as self._scope:
@@ -250,8 +250,7 @@ class Pipeline(Runner):
         if self._forced:
             return "forced"
         # A run that reaches its limit is done, though its output is not complete.
-        ended = self._exhausted or self._limited
-        return "done" if ended and not self._cut else "drained"
+        return "done" if self._stopped_at and not self._cut else "drained"
 
     async def _pass_on(
         self, items: MemoryObjectReceiveStream[Item], tasks: TaskGroup
@@ -322,9 +321,10 @@ class Pipeline(Runner):
                     over = self._cuts_off and not self._left
                     if self._extracting.cancel_called or over:
                         break
-            read_on = not self._drained and self._left > 0
-            self._exhausted = read_on and self._comes_whole
-            self._limited = not self._left or (read_on and self._comes_limited)
+            if not self._left:
+                self._stopped_at = "limit"
+            elif not self._drained:
+                self._stopped_at = self._comes_to
 
     # --- transform ----------------------------------------------------------
 
@@ -454,8 +454,7 @@ class Pipeline(Runner):
                 await loading.take(item)
                 self._move(account)
             self._watching.cancel()
-            exhausted = self._exhausted and not self._cut
-            await loading.end(exhausted=exhausted, cut=self._cut)
+            await loading.end("" if self._cut else self._stopped_at, cut=self._cut)
             self._cut |= self._sink.withheld
             self._tick(account)
 

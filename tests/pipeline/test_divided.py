@@ -758,6 +758,47 @@ async def test_half_behind_an_incomplete_one_completes_nothing(
     assert sorted(set(plain(sink.messages + rest.messages))) == sorted(numbers(50))
 
 
+@pytest.mark.parametrize("once", [True, False])
+@pytest.mark.parametrize("end", ["end", "limit", "drained"])
+async def test_half_behind_knows_where_a_source_that_reads_on_stopped(
+    tmp_path: Path, end: str, *, once: bool
+) -> None:
+    """A run at the limit is done, but its output is not complete (issue 24)."""
+    before = divided(tmp_path, MemorySink(), last=0, once=once)
+    (first,) = before._parts
+    if end == "limit":  # up to which the source reads, and no further
+        first._source, first._left = Drained(10, 5), 10
+    first._source.goes_on = first._reads_on = True
+    if end == "drained":
+        before.drain()
+    assert (await run(before)).status == ("drained" if end == "drained" else "done")
+    sink = MemorySink()
+    behind = divided(tmp_path, sink, first=1, once=once)
+    behind._whole[0]._reads_on = True
+    report = await run(behind)
+    assert report.status == ("drained" if end == "drained" else "done"), report.error
+    assert sink.finished == (end == "end")
+
+
+async def test_half_behind_one_drained_before_an_epoch_completes_nothing(
+    tmp_path: Path,
+) -> None:
+    """At least once, a drained run may have passed on messages (issue 24)."""
+    edge, *_ = edges_in(tmp_path, 1)
+    edge.prepare()
+    for drained in (True, False):
+        before = divided(tmp_path, MemorySink(), last=0, once=False)
+        (first,) = before._parts
+        first._source = MemorySource([[b"1"], [b"2"]])
+        if drained:
+            before.drain()
+        await run(before)
+        sink = MemorySink()
+        report = await run(divided(tmp_path, sink, first=1, once=False))
+        assert report.status == ("drained" if drained else "done"), report.error
+        assert sink.finished is not drained
+
+
 @pytest.mark.parametrize(
     ("changed", "said"),
     [

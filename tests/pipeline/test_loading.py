@@ -448,7 +448,7 @@ async def test_what_is_doubtful_is_no_epoch(tmp_path: Path, messages: int) -> No
     """The run fails, and the next continues from the last epoch (issue 14)."""
     with bench(tmp_path, doubtful=1, messages=messages) as made:
         await made.take([b"1", b"2"], Position(2), [b"3"])
-        await made.loading.end(exhausted=True)
+        await made.loading.end("end")
         assert made.sink.epochs.places == {}
         assert (made.delivery.record.epoch, made.delivery.record.ended) == (0, False)
         assert "finished" not in made.steps
@@ -474,7 +474,7 @@ def test_epoch_that_is_old_ends_behind_the_next_position(tmp_path: Path) -> None
                 assert await made.take([b"2"]) == []
                 assert await made.take(Position(2)) == []
                 assert await made.take([b"3"]) == [[b"1", b"2"]]
-                await made.loading.end(exhausted=True)
+                await made.loading.end("end")
 
     run_virtually(main)
 
@@ -505,7 +505,7 @@ def test_epoch_that_could_not_be_committed_is_not_tried_again(tmp_path: Path) ->
                 await anyio.sleep(2)
                 wait.released.set()
             await made.take([b"3"], Position(3), [b"4"])
-            await made.loading.end(exhausted=False, cut=True)
+            await made.loading.end("", cut=True)
             assert (tries, made.delivery.record.epoch) == (1, 0)
 
     run_virtually(main)
@@ -515,7 +515,7 @@ async def test_source_forgets_what_it_kept_behind_the_record(tmp_path: Path) -> 
     """After a crash in between, it is still there (issue 14)."""
     with bench(tmp_path) as made:
         await made.take([b"1"], Position(1))
-        await made.loading.end(exhausted=True)
+        await made.loading.end("end")
         assert made.steps[-2:] == ["recorded", "finished"]
 
 
@@ -577,7 +577,7 @@ async def test_run_that_is_drained_between_two_positions(
         await made.take([b"1", b"2"], Position(2, passed=(passed,)))
         made.ledger[0].produced = 3
         with nullcontext() if covered == 3 else pytest.raises(SourceFailed):
-            await made.loading.end(exhausted=False)
+            await made.loading.end("")
         assert made.delivery.record.ended is (covered == 3)
 
 
@@ -678,7 +678,7 @@ async def test_epoch_keeps_to_its_bounds_where_a_source_is_cut(
         for number, runs in enumerate(cuts, 1):
             places = await made.take(*([b"x"] * n for n in runs), Position(number))
             assert all(len(place) <= 10 for place in places)
-        await made.loading.end(exhausted=True)
+        await made.loading.end("end")
         epochs = list(made.sink.epochs.places.values())
     assert sum(map(len, epochs)) == sum(map(sum, cuts))
     assert max(map(len, epochs)) <= 10

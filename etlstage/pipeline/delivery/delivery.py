@@ -31,7 +31,7 @@ from etlstage.errors import StateUnusable, os_reason
 from etlstage.pipeline.delivery.folder import make_ours, opened
 from etlstage.pipeline.delivery.holder import LOCK, Holder, holder_of
 from etlstage.pipeline.delivery.place import same_output
-from etlstage.pipeline.delivery.record import CommitRecord, fence_of
+from etlstage.pipeline.delivery.record import CommitRecord, StoppedAt, fence_of
 
 __all__ = ("Bounds", "Delivery", "StateHeld", "take_over", "unusable")
 
@@ -223,6 +223,7 @@ class Delivery:
         accounts: Mapping[str, Sequence[int]] | None = None,
         letters: Mapping[str, int] | None = None,
         ended: bool = False,
+        stopped_at: StoppedAt = "",
         performs: bool = False,
         intents: object = None,
     ) -> CommitRecord:
@@ -235,6 +236,7 @@ class Delivery:
             letters: Bytes of dead letters of each stage before it; None: unchanged.
             ended: Whether the run has ended. If ``position`` is None, the load is over
                 only once :meth:`settle` is called.
+            stopped_at: Where a run that has ended stopped reading.
             performs: Whether the sink performs anything after the record.
             intents: What the sink needs to perform what follows the record, plain JSON.
 
@@ -248,14 +250,17 @@ class Delivery:
             accounts=now.accounts if accounts is None else accounts,
             letters=now.letters if letters is None else {**now.letters, **letters},
             ended=ended,
+            stopped_at=stopped_at,
             pending=ended and position is None,
             unperformed=ended and position is not None and performs,
             intents=intents,
         )
 
-    def commit(self, position: object, *, ended: bool = False) -> None:
+    def commit(
+        self, position: object, *, ended: bool = False, stopped_at: StoppedAt = ""
+    ) -> None:
         """Record what :meth:`next` returns; raises like :meth:`keep`."""
-        self.keep(self.next(position, ended=ended))
+        self.keep(self.next(position, ended=ended, stopped_at=stopped_at))
 
     def keep(self, record: CommitRecord) -> None:
         """
@@ -325,9 +330,9 @@ class Delivery:
             last |= {"input": now.input, "output": now.output}
             self._store(replace(now, load=secrets.token_hex(4), epoch=0, last=last))
 
-    def end(self) -> None:
-        """Record that the run has ended; raises like :meth:`keep`."""
-        self._store(replace(self.record, ended=True))
+    def end(self, stopped_at: StoppedAt = "") -> None:
+        """Record that the run has ended, and where; raises like :meth:`keep`."""
+        self._store(replace(self.record, ended=True, stopped_at=stopped_at))
 
     def check(self) -> None:
         """

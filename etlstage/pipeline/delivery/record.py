@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Literal, Self
 from zlib import crc32
 
 from etlstage.disk import sync
@@ -38,7 +38,10 @@ from etlstage.pipeline.delivery.place import same_output
 from etlstage.pipeline.delivery.position import load, put
 from etlstage.telemetry.log import Log
 
-__all__ = ("RECORDS", "CommitRecord", "fence_of")
+__all__ = ("RECORDS", "CommitRecord", "StoppedAt", "fence_of")
+
+StoppedAt = Literal["", "end", "limit"]
+"""Where a run stopped reading: at the end of its input, at a limit, or elsewhere."""
 
 RECORDS: Final = "record.*.json"
 """The pattern of their file names."""
@@ -74,6 +77,8 @@ class CommitRecord:
     """The destination before, while the load has loaded nothing into this one."""
     ended: bool = True
     """Whether the run completed; else it was interrupted."""
+    stopped_at: StoppedAt = ""
+    """Where a run that completed stopped reading; empty if it was drained."""
     pending: bool = False
     """Whether a load has ended and is not over: the actions that follow its record may
     not be done, or the run was killed before its own end."""
@@ -264,7 +269,7 @@ class CommitRecord:
         numbers = self.fence, self.epoch, *self.letters.values()
         counts = (n for account in accounts for n in account)
         names = self.load, self.run, self.delivery
-        texts = self.output, self.moved_from, self.input
+        texts = self.output, self.moved_from, self.input, self.stopped_at
         return (
             all(isinstance(n, int) for n in (*numbers, *counts))
             and all(isinstance(t, str) for t in (*names, *texts))
