@@ -54,6 +54,9 @@ _UNTRIMMED: Final = {
     "ignoreTrailingWhiteSpace": "false",
 }
 """Options for writing CSV in full: by default Spark cuts blanks off values."""
+_UNQUOTED: Final = ("", "\0")
+"""Values of the option ``quote`` that turn quotes off."""
+_BLANK: Final = r"^[\x00-\x20]*$"
 _FILE_SYSTEM: Final = "spark.hadoop.fs.defaultFS"
 _ELSEWHERE: Final = ("HADOOP_CONF_DIR", "SPARK_CONF_DIR")
 """Environment variables that may place a path without a scheme elsewhere."""
@@ -71,7 +74,9 @@ class Destination:
         mode: What the first epoch does about existing output: ``append``,
             ``overwrite`` or ``error``. Later epochs append.
         options: Options of the format; by default times as text have microseconds, and
-            CSV has the blanks of its values, in quotes where a line may have no more.
+            CSV has the blanks of its values, in quotes if a line may have no more: if
+            there is one column, without ``nullValue`` or ``emptyValue``, or an epoch
+            has such a row. Without ``quote`` such a row is lost.
         partition_by: Columns that become directories. When a run has no messages
             Spark then writes nothing but the marker.
         moved_from: What was written before, if a load continues here.
@@ -127,8 +132,7 @@ class Destination:
         """
         if first:
             self._unmark()
-        defaults = self._defaults(len(frame.columns) - len(self.partition_by))
-        writer = frame.write.options(**defaults).options(**self.options)
+        writer = frame.write.options(**self._defaults(frame)).options(**self.options)
         writer = writer.format(self.format)
         writer = writer.mode(_MODES[self.mode] if first else "append")
         if self.partition_by:
@@ -142,17 +146,34 @@ class Destination:
             writer = writer.option("path", self.path)
         writer.saveAsTable(self.table)
 
-    def _defaults(self, columns: int) -> Mapping[str, str]:
-        """Return options for rows of ``columns`` columns that Spark has otherwise."""
+    def _defaults(self, frame: DataFrame) -> Mapping[str, str]:
+        """Return options for these rows that Spark has otherwise."""
         made = self.format.lower()
         found = dict(TIMES) if made in _WITH_TIMES else {}
         if made == "csv":
             found |= _UNTRIMMED
-            sep = separator({key.lower(): v for key, v in self.options.items()})
-            # A line of blanks would be no row.
-            if columns == 1 or not sep.strip(BLANKS.decode()):
+            if self._has_blank_line(frame):
                 found["quoteAll"] = "true"
         return found
+
+    def _has_blank_line(self, frame: DataFrame) -> bool:
+        """Return whether a line of CSV without quotes may be blank, and thus no row."""
+        options = {key.lower(): value for key, value in self.options.items()}
+        if options.get("quote") in _UNQUOTED or "quoteall" in options:
+            return False
+        names = [name for name in frame.columns if name not in self.partition_by]
+        null, empty = options.get("nullvalue", ""), options.get("emptyvalue", '""')
+        if len(names) == 1 and not {"nullvalue", "emptyvalue"} & options.keys():
+            return True
+        if len(names) != 1 and separator(options).strip(BLANKS.decode()):
+            return False
+        # Only rows that are there justify quotes, which other readers may not expect.
+        blank = sf.lit(True)
+        for name in names:
+            text = sf.col(f"`{name.replace('`', '``')}`").cast("string")
+            cell = sf.when(text == "", empty).otherwise(sf.coalesce(text, sf.lit(null)))
+            blank &= cell.rlike(_BLANK)
+        return not frame.filter(blank).isEmpty()
 
     def output(self) -> Output:
         """Return what the output is, and where, for reports."""

@@ -300,6 +300,37 @@ async def test_csv_of_blanks_and_nulls(
         assert await messages_in(path, "csv", **reading) == found
 
 
+@pytest.mark.parametrize(
+    ("options", "rows", "wanted"),
+    [
+        ({"SEP": "\t", "quote": ""}, [(1, "a"), (2, None)], b"1\ta\n2\t\n"),
+        ({"sep": "\t", "Quote": "\0"}, [(None, None)], b"\t\n"),
+        ({"sep": "\t"}, [(1, None), (2, "a\tb")], b'1\t\n2\t"a\tb"\n'),
+        ({"sep": "\t"}, [(1, "a"), (None, "\x01")], b'"1"\t"a"\n""\t"\x01"\n'),
+        ({"sep": "\t", "nullValue": "\\N"}, [(None, None)], b"\\N\t\\N\n"),
+        ({"sep": "\t", "emptyValue": ""}, [(1, "")], b"1\t\n"),
+        ({"sep": "\t", "emptyValue": ""}, [(None, "")], b'""\t""\n'),
+        ({"nullvalue": "NULL"}, [("a",), (None,)], b"a\nNULL\n"),
+        ({"quote": ""}, [("a",)], b"a\n"),
+    ],
+)
+@pytest.mark.any_client
+async def test_csv_has_quotes_only_where_a_line_may_be_blank(
+    spark: SparkSession,
+    tmp_path: Path,
+    options: dict[str, str],
+    rows: list[tuple[object, ...]],
+    wanted: bytes,
+) -> None:
+    """Nulls and values are as the options have them if no row needs more (issue 23)."""
+    ddl = "`i.d` bigint, v string" if len(rows[0]) == 2 else "v string"
+    frame = spark.createDataFrame(rows, ddl).coalesce(1)
+    place = Destination(str(tmp_path / "o"), format="csv", options=options)
+    place.write(frame, first=True, last=True)
+    (file,) = (tmp_path / "o").glob("part-*")
+    assert file.read_bytes() == wanted
+
+
 @pytest.mark.any_client
 async def test_csv_that_is_trimmed_as_set(spark: SparkSession, tmp_path: Path) -> None:
     """The options of Spark's writer come before what is set by default (issue 23)."""
