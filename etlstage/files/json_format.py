@@ -27,6 +27,8 @@ __all__ = ("JsonFormat",)
 
 _BETWEEN: Final = re.compile(r"[ \t\n\r,:]*")
 _DECODER: Final = json.JSONDecoder()
+_MINUS_ZERO: Final = re.compile(r"-0(?=[ \t\r,\]}])")
+"""An integer that is parsed as 0; in a text it does no harm."""
 _HALF: Final = re.compile("[\ud800-\udfff]")
 
 
@@ -69,7 +71,7 @@ class JsonFormat(LineFormat):
         )
 
     def _table(self, data: bytes, lines: FileLines) -> pa.Table:
-        rows = list(_objects(data, lines, literal=self._literal))
+        rows = list(_objects(data, lines, self._row if self._literal else None))
         if not self._readers:
             return without_columns(len(rows))
         columns = [
@@ -87,7 +89,8 @@ class JsonFormat(LineFormat):
                 try:
                     yield _or_null(read, value)
                 except _Rewritten:
-                    yield read(_as_written(self._row, line)[name])
+                    row.update(_as_written(self._row, line))  # for all columns at once
+                    yield read(row[name])
             except Exception:
                 raise Unreadable(
                     f"{where()}: field {name!r} is {kind_of(value)} that is not of type {expected}:"
@@ -95,15 +98,27 @@ class JsonFormat(LineFormat):
                 ) from None
 
 
-def _objects(data: bytes, lines: FileLines, *, literal: bool = False) -> Iterator[_Row]:
-    """Yield the object of each line of a chunk that is not blank."""
+def _objects(
+    data: bytes, lines: FileLines, written: Type | None = None
+) -> Iterator[_Row]:
+    """
+    Yield the object of each line of a chunk that is not blank.
+
+    Args:
+        data: The chunk.
+        lines: Where it is from.
+        written: The type of the objects, if numbers are needed as they are written.
+
+    """
     for n, line in enumerate(data.split(b"\n")[:-1]):
         if not line.strip():
             continue
         where = partial(lines.place, n)
         try:
             text = line.decode()
-            row = loaded(text, literal=literal)
+            row = loaded(text, literal=written is not None)
+            if written is not None and _MINUS_ZERO.search(text):
+                row = _as_written(written, text)
         except (ValueError, RecursionError) as error:
             raise Unreadable(
                 f"{where()}: the line is not one JSON document ({error}): read the lines"
@@ -224,7 +239,7 @@ def _as_text(value: object) -> str:
         return value
     if isinstance(value, Fraction):
         return value.literal
-    if isinstance(value, dict | list) or value == 0:  # may be written as -0
+    if isinstance(value, dict | list):
         raise _Rewritten
     return json.dumps(value)
 

@@ -17,12 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etlstage.errors import SourceFailed
-from etlstage.files import lines, parquet_format
+from etlstage.files import json_format, lines, parquet_format
 from etlstage.files.csv_format import CsvFormat
 from etlstage.files.find import find, partition_columns
 from etlstage.files.sink import FileSink
 from etlstage.files.source import FileSource
 from etlstage.messages import AnnotatedRun, Position, Run
+from etlstage.pipeline.invalid import loaded
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -852,6 +853,29 @@ async def test_text_column_has_json_as_it_is_written(
             value = value[int(place) if place.isdigit() else place]
         found.append(value)
     assert found == AS_WRITTEN
+
+
+@pytest.mark.parametrize("value", ["0", "false", "[]", '{"-0": 1}', "-0"])
+async def test_text_columns_are_taken_from_a_line_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    """No more is parsed of a line than itself twice, and each value (issue 23)."""
+    names = [f"c{n}" for n in range(20)]
+    row = ", ".join(f'"{name}": {value}' for name in names)
+    (tmp_path / "f").write_text(f"{{{row}}}\n")
+    parsed = list[str]()
+
+    def counted(text: str, *, literal: bool) -> object:
+        parsed.append(text)
+        return loaded(text, literal=literal)
+
+    schema = ", ".join(f"{name} string" for name in names)
+    source = FileSource(str(tmp_path), "json", schema=schema)
+    monkeypatch.setattr(json_format, "loaded", counted)
+    (message,) = await messages_of(source)
+    assert json.loads(message) == dict.fromkeys(names, value)
+    twice = value not in ("0", "false")
+    assert len(parsed) == (2 + len(names) if twice else 1)
 
 
 async def test_value_beside_json_that_is_text(tmp_path: Path) -> None:
