@@ -394,6 +394,22 @@ def test_output_is_apart_from_the_state(
     assert errors_of(path, content, loads=False) == []
 
 
+@pytest.mark.parametrize("name", ["x{1}", "x[1]/a.txt"])
+@pytest.mark.parametrize("end", ["files", "spark"])
+def test_input_whose_name_is_a_pattern(path: Path, name: str, end: str) -> None:
+    """Files that exist are found, but Spark does not read them (issue 23)."""
+    place = path.parent / name
+    place.parent.mkdir(exist_ok=True)
+    place.write_text("a")
+    content = f"""\
+name: p
+extract: {{{end}: {{path: "{name}", format: text}}}}
+load: {{worker: {{command: [cat]}}}}
+"""
+    absent = f"extract.{end}.path: there is no file that matches {name}"
+    assert errors_of(path, content) == [absent] * (end == "spark")
+
+
 @pytest.mark.parametrize(
     ("old", "new", "error"),
     [

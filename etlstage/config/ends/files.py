@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -85,10 +86,13 @@ class FileSourceKeys(RowSourceKeys):
     def missing(self, loc: Loc, look: Look) -> Iterator[Problem]:
         """Yield a problem if there is no input, or it has what can't be read."""
         yield from without_arrow(loc)
-        absent = [*absent_input(self.path, look.path(self.path), loc, look)]
-        yield from absent
-        if absent:
-            return
+        place = look.path(self.path)
+        # Unlike Spark, files that exist are read even if their path is a pattern, too.
+        if place is not None and not os.path.exists(place):
+            absent = [*absent_input(self.path, place, loc, look)]
+            yield from absent
+            if absent:
+                return
         files, error = self._found(look)
         if error is None:
             yield from self._no_text(loc, files)
