@@ -97,7 +97,8 @@ def find(path: str) -> list[InputFile]:
         raise PartitionsInvalid(f"partition columns differ: {'; '.join(texts)}")
     for names, file in kinds.items():
         _check_repeated(names, file)
-    return found
+    # A pattern may match a folder and also what is in it.
+    return list({file.path: file for file in found}.values())
 
 
 def matching(pattern: str) -> list[str]:

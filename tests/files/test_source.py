@@ -89,6 +89,8 @@ async def test_files_come_by_name_and_hidden_ones_do_not(tmp_path: Path) -> None
         ("{c,a,c,?}.txt", "abc{"),
         ("{b.t{x,y},{c,d}.tx}t", "bc"),
         ("{a.txt,o/d.txt}", "ad"),
+        ("{o,o/*.txt}", "d"),
+        ("{o,./o,o/.}/d.txt", "d"),
         ("{.txt", "{"),
         ("[{].txt", "{"),
         ("{[{,],a}.txt", "a{"),
