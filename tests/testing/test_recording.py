@@ -163,6 +163,8 @@ def test_other_file_is_refused(tmp_path: Path, text: bytes, error: str) -> None:
         (b'{"at": 0, "stdin": 5', "stdin is 5, expected text"),
         (b'{"at": "0", "stdin": ""', "at is '0', expected a number of seconds"),
         (b'{"at": 1e999, "stdin": ""', "at is inf, expected a number of seconds"),
+        (b'{"at": true, "stdin": ""', "at is True, expected a number of seconds"),
+        (b'{"at": 1%s, "stdin": ""' % (b"0" * 400), "at is 10+, expected a number of"),
         (b'{"at": 0, "stdin": "", "ahead": []', r"ahead is \[\], expected a number of"),
     ],
 )

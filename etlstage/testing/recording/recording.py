@@ -28,9 +28,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from math import isfinite
 from pathlib import Path
 from signal import Signals
+from sys import float_info
 from typing import Any, Final, Protocol, Self
 
 import anyio
@@ -243,7 +243,12 @@ def _entry(line: Mapping[str, Any]) -> Entry:
     data, at, ahead = line[channel.value], line["at"], line.get("ahead", 0)
     if not isinstance(data, str):
         raise TypeError(f"{channel.value} is {data!r}, expected text")
-    if not isinstance(at, int | float) or not isfinite(at):
+    # An integer may be larger than any float.
+    if (
+        isinstance(at, bool)
+        or not isinstance(at, int | float)
+        or not abs(at) <= float_info.max
+    ):
         raise ValueError(f"at is {at!r}, expected a number of seconds")
     if not isinstance(ahead, int):
         raise TypeError(f"ahead is {ahead!r}, expected a number of bytes")
