@@ -2,10 +2,10 @@
 Find the files of an input, as Spark does.
 
 A path is a file, a folder, or a pattern of these, with ``*``, ``?``, ``[ab]``, ``[^ab]``
-and ``{ab,cd}``; ``[{]`` is a brace. In a folder, subfolders with ``=`` in their names are partitions, whose
-columns are not in the files; other subfolders are not searched. Names that begin with a
-dot, or with an underscore and have no ``=``, are not data. Files come in the order of
-their names.
+and ``{ab,cd}``; ``[{]`` is a brace. In a folder, subfolders with ``=`` in their names are
+partitions, whose columns are not in the files; other subfolders are not searched. Names
+that begin with a dot, or with an underscore and have no ``=``, are not data. Files come
+in the order of their names.
 """
 
 from __future__ import annotations
