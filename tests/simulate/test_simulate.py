@@ -258,9 +258,9 @@ async def put_off(loading: Any, _durable: Any) -> None:  # noqa: ANN401
     await loading._letters.sync()
 
 
-async def record_first(loading: Any, *record: Any, ended: bool) -> None:  # noqa: ANN401
+async def record_first(loading: Any, *record: Any, **ended: Any) -> None:  # noqa: ANN401
     """Record an epoch before it is loaded."""
-    await commit(loading, *record, ended=ended)
+    await commit(loading, *record, **ended)
     await loading._sink.flush()
 
 
