@@ -263,6 +263,19 @@ def test_second_edge_is_kept_while_a_run_needs_it(
     assert f"state: stage polish was durable, and {why}" in found.stderr
 
 
+@pytest.mark.parametrize("delivery", ["at-least-once", "exactly-once"])
+def test_empty_input_that_is_run_in_halves_is_complete(
+    etlstage: Etlstage, tmp_path: Path, delivery: str
+) -> None:
+    """The first half has read to its end, though there was nothing (issue 24)."""
+    place = pipeline(tmp_path, [])
+    place.write_text(place.read_text().replace("exactly-once", delivery))
+    for half in ("--only-before", "--only-behind"):
+        done = etlstage("run", "p.yaml", half, "translate")
+        assert done.returncode == 0, done.stderr
+        assert "output complete" in done.stdout
+
+
 @pytest.mark.parametrize("how", ["moved", "linked", "by another folder"])
 def test_moved_project_loads_what_waits(
     etlstage: Etlstage, tmp_path: Path, how: str
