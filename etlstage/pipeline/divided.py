@@ -259,7 +259,7 @@ class DividedPipeline(Runner):
             self._counted[number - 1].set()
         if number < self._last:
             done = report.status == "done"
-            stopped_at = self._whole[number]._stopped_at if done else ""
+            stopped_at = self._whole[number].stopped_at if done else ""
             self._whole[number + 1].complete(stopped_at)
         if report.error is not None:
             self._fail(report.error)
@@ -338,7 +338,7 @@ class DividedPipeline(Runner):
         # What a part in front was interrupted with must stay able to complete it.
         for number in range(max(0, self._first - 1), self._last + 1):
             runs = number >= self._first and (number > 0 or not ended)
-            self._whole[number].foresee(runs=runs)
+            self._whole[number].check_resumable(runs=runs)
         for number in self._touched:
             self._edges[number].prepare()
 

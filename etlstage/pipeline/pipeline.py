@@ -151,8 +151,9 @@ class Pipeline(Runner):
         self._drained = self._forced = False
         self._drained_at = math.inf
         self._looking: anyio.CancelScope | None = None  # the wait for the next check
-        self._stopped_at: StoppedAt = ""
-        self._comes_to: StoppedAt = "end"  # what the source's end is
+        self.stopped_at: StoppedAt = ""
+        """Where reading has stopped; empty: it has not, or the run was drained."""
+        self._source_end: StoppedAt = "end"  # what the end of the source is
 
     @classmethod
     def from_yaml(
@@ -205,7 +206,7 @@ class Pipeline(Runner):
                 the input, the output is not complete.
 
         """
-        self._comes_to = stopped_at
+        self._source_end = stopped_at
         self._source.complete()
 
     @property
@@ -240,7 +241,7 @@ class Pipeline(Runner):
         if self.when_begun is not None:
             await self.when_begun()
         if loaded:
-            self._stopped_at = "end"
+            self.stopped_at = "end"
             return "done"
         out, items = anyio.create_memory_object_stream[Item](0)
         with anyio.CancelScope() as self._scope:
@@ -250,7 +251,7 @@ class Pipeline(Runner):
         if self._forced:
             return "forced"
         # A run that reaches its limit is done, though its output is not complete.
-        return "done" if self._stopped_at and not self._cut else "drained"
+        return "done" if self.stopped_at and not self._cut else "drained"
 
     async def _pass_on(
         self, items: MemoryObjectReceiveStream[Item], tasks: TaskGroup
@@ -322,9 +323,9 @@ class Pipeline(Runner):
                     if self._extracting.cancel_called or over:
                         break
             if not self._left:
-                self._stopped_at = "limit"
+                self.stopped_at = "limit"
             elif not self._drained:
-                self._stopped_at = self._comes_to
+                self.stopped_at = self._source_end
 
     # --- transform ----------------------------------------------------------
 
@@ -454,7 +455,7 @@ class Pipeline(Runner):
                 await loading.take(item)
                 self._move(account)
             self._watching.cancel()
-            await loading.end("" if self._cut else self._stopped_at, cut=self._cut)
+            await loading.end("" if self._cut else self.stopped_at, cut=self._cut)
             self._cut |= self._sink.withheld
             self._tick(account)
 

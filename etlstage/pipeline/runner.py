@@ -293,7 +293,7 @@ class Runner(ABC):
                 account.add(counts)
                 account.carried = account.processed
 
-    def foresee(self, *, runs: bool = True) -> None:
+    def check_resumable(self, *, runs: bool = True) -> None:
         """
         Assert that a run can resume what was interrupted; nothing is changed.
 
@@ -306,7 +306,7 @@ class Runner(ABC):
         """
         if self._delivery is not None:
             stages = self._stage_names if runs else None
-            self._delivery.foresee(stages=stages, output=self.output)
+            self._delivery.check_resumable(stages=stages, output=self.output)
 
     @property
     def _stage_names(self) -> list[str]:

@@ -270,7 +270,7 @@ class SimulatedDelivery(Delivery):
         if self._disk.holder is self:
             self._disk.holder = None
 
-    def foresee(self, *, stages: Sequence[str] | None, output: str) -> None:
+    def check_resumable(self, *, stages: Sequence[str] | None, output: str) -> None:
         """Raise what ``begin`` would, unless another live run has the lock."""
         if self._disk.holder is None:
             self._resumes(self._disk.record, stages, output)

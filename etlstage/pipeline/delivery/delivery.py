@@ -140,7 +140,7 @@ class Delivery:
         """Read the record again, after commits by others for us: see :meth:`joined`."""
         self.record = replace(CommitRecord.latest(self.folder), fence=self.record.fence)
 
-    def foresee(self, *, stages: Sequence[str] | None, output: str) -> None:
+    def check_resumable(self, *, stages: Sequence[str] | None, output: str) -> None:
         """
         Raise what :meth:`begin` would for another pipeline; nothing is changed.
 

@@ -172,21 +172,21 @@ def test_another_pipeline_is_refused_before_the_directory_is_taken(
 ) -> None:
     """Only where no run holds it, and nothing is changed (issue 24)."""
     other = Delivery(tmp_path / "state", exactly_once=True)
-    other.foresee(stages=["x"], output="")
+    other.check_resumable(stages=["x"], output="")
     assert not other.folder.exists()
     begun(other.folder)
     stored = CommitRecord.latest(other.folder)
     for stages in (["e", "l"], None):
-        other.foresee(stages=stages, output="")
+        other.check_resumable(stages=stages, output="")
     with pytest.raises(StateUnusable, match="resumed: its stages were e, l;"):
-        other.foresee(stages=["x"], output="")
+        other.check_resumable(stages=["x"], output="")
     assert CommitRecord.latest(other.folder) == stored
     with Delivery(other.folder):
-        other.foresee(stages=["x"], output="")
+        other.check_resumable(stages=["x"], output="")
     (other.folder / "lock").unlink()
     (other.folder / "lock").symlink_to("elsewhere")
     with pytest.raises(StateUnusable, match="can't use the state directory"):
-        other.foresee(stages=["e", "l"], output="")
+        other.check_resumable(stages=["e", "l"], output="")
 
 
 def test_run_goes_on_where_it_has_loaded(tmp_path: Path) -> None:
