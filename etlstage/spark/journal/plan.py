@@ -40,8 +40,11 @@ __all__ = ("Batch", "FrameRange", "Planner")
 _HORIZON: Final = 86400
 """Seconds after which a silent producer is forgotten."""
 
+_SET: Final = "set"
+
 Offset = Mapping[str, str]
-"""The offset of a stream, as Spark keeps it: for each journal, a lane's place."""
+"""The offset of a stream, as Spark keeps it: for each journal, a lane's place, and under
+``set`` the id of the set; older ones have no id. The name of a journal has a slash."""
 
 
 class FrameRange(NamedTuple):
@@ -224,7 +227,7 @@ class Planner:
         known = {one.name: one.checkpoint for one in self._journals.readers()}
         name = self._reading.reader
         offsets, states = known.get(name, Checkpoint({}, [])) if name else ({}, [])
-        found = {}
+        found = {_SET: self._journals.id}
         for spec in self._journals.select():
             own = [state for state in states if state.journal == spec.name]
             offset = offsets.get(spec.name)
@@ -238,10 +241,15 @@ class Planner:
         self._target = self._ends()
 
     def next(self, start: Offset) -> Batch:
-        """Return the next batch; one without tasks ends where it starts."""
+        """
+        Return the next batch; one without tasks ends where it starts.
+
+        Raises:
+            JournalError: If ``start`` is an offset in another set.
+
+        """
         reading = self._reading
-        self._register(start)
-        self._journals.refresh()
+        self._resume(start)
         lanes = self._lanes(start)
         ends = self._ends() if self._target is None else self._target
         for journal, lane in lanes.items():
@@ -264,8 +272,8 @@ class Planner:
         if not batch.tasks:
             self._idle = start, lanes
         # An offset in Spark's checkpoint must not outlive the data before it.
-        for journal, text in batch.end.items() if batch.tasks else ():
-            self._journals.byte_log(journal).secure(_LanePlace.of(journal, text).offset)
+        for journal, place in _places(batch.end).items() if batch.tasks else ():
+            self._journals.byte_log(journal).secure(place.offset)
         self._planned = start, batch
         return batch
 
@@ -274,7 +282,8 @@ class Planner:
         Return the tasks of a batch that was planned, here or in another process.
 
         Raises:
-            JournalError: If its frames are not there, or not any more.
+            JournalError: If its frames are not there, or not any more, or ``start`` is
+                an offset in another set.
 
         """
         if self._planned is not None and (start, end) == (
@@ -282,20 +291,19 @@ class Planner:
             self._planned[1].end,
         ):
             return self._planned[1].tasks
-        self._register(start)
-        self._journals.refresh()
+        self._resume(start)
         lanes = self._lanes(start, end)
-        for journal, text in end.items():
+        for journal, place in _places(end).items():
             if (lane := lanes.get(journal)) is None:
                 raise JournalError(
                     f"{journal}: it is in the checkpoint, but does not exist"
                 )
-            wanted = _LanePlace.of(journal, text).frames
-            while lane.frames < wanted:
+            while lane.frames < place.frames:
                 if lane.poll() is None:
                     raise JournalError(
-                        f"{journal}: the checkpoint has {wanted} frames, but the journal"
-                        f" has only {lane.frames}: it is not the journal that was read"
+                        f"{journal}: the checkpoint has {place.frames} frames, but the"
+                        f" journal has only {lane.frames}: it is not the journal that was"
+                        " read"
                     )
                 lane.take(self._reading.partition_bytes)
         return self._batch(lanes, start).tasks
@@ -305,7 +313,18 @@ class Planner:
         if self._reader is not None:
             self._reader.commit(_checkpoint(end))
 
-    def _register(self, start: Offset) -> None:
+    def _resume(self, start: Offset) -> None:
+        """Look at the set, assert that ``start`` is in it, and register the reader."""
+        journals = self._journals
+        journals.refresh()
+        there = start.get(_SET)
+        # Journals have the same names in a set that was made anew.
+        if there and journals.id and there != journals.id:
+            raise JournalError(
+                f"{journals.name}: the checkpoint is of the set with id {there}, but this"
+                f" set has id {journals.id}: it is not the set that was read; set the path"
+                " of that one, or another checkpointLocation to start anew"
+            )
         if self._reading.reader and self._reader is None:
             self._reader = self._journals.read_committed(
                 self._reading.reader, commit_every=None, position=_checkpoint(start)
@@ -359,11 +378,18 @@ class Planner:
             room -= size
         if not tasks:
             return Batch([], start)
-        return Batch(tasks, {name: lane.place().text() for name, lane in lanes.items()})
+        end = {name: lane.place().text() for name, lane in lanes.items()}
+        return Batch(tasks, {_SET: self._journals.id, **end})
+
+
+def _places(offset: Offset) -> dict[str, _LanePlace]:
+    return {
+        name: _LanePlace.of(name, text) for name, text in offset.items() if name != _SET
+    }
 
 
 def _checkpoint(offset: Offset) -> Checkpoint:
-    places = {name: _LanePlace.of(name, text) for name, text in offset.items()}
+    places = _places(offset)
     states: Iterable[ProducerState] = (
         state for place in places.values() for state in place.states
     )

@@ -120,7 +120,8 @@ def test_a_batch_ends_behind_what_is_on_the_disk(
     publisher(journals).publish_committed(message(journals, 1))
     plan = planner(journals)
     batch = plan.next(plan.initial())
-    assert secured == {name: json.loads(at)[0] for name, at in batch.end.items()}
+    ends = {name: at for name, at in batch.end.items() if name != "set"}
+    assert secured == {name: json.loads(at)[0] for name, at in ends.items()}
     secured.clear()
     plan.next(batch.end)
     assert secured == {}
@@ -266,14 +267,65 @@ def test_a_checkpoint_of_other_journals_is_refused(
     """If its frames, or its journals, are not there."""
     publisher(journals).publish_committed(message(journals, 0))
     plan = planner(journals)
-    start = plan.initial()
-    end = plan.next(start).end
+    start = without_id(plan.initial())
+    end = without_id(plan.next(start).end)
     fewer = Journals.open(tmp_path / "other", name="set")
     with pytest.raises(JournalError, match="has 1 frames, but the journal has only 0"):
         planner(fewer).between(start, end)
     renamed = {f"other/{name}": place for name, place in end.items()}
     with pytest.raises(JournalError, match="in the checkpoint, but does not exist"):
         planner(fewer).between({}, renamed)
+
+
+def without_id(offset: Offset) -> Offset:
+    """Return an offset as it was before offsets had the id of the set."""
+    return {name: place for name, place in offset.items() if name != "set"}
+
+
+def test_checkpoint_of_a_set_made_anew_is_refused(
+    journals: Journals, tmp_path: Path
+) -> None:
+    """An offset without an id is accepted (issue 24)."""
+    publisher(journals).publish_committed(message(journals, 0))
+    plan = planner(journals, reader="billing")
+    start = plan.initial()
+    end = plan.next(start).end
+    plan.close()
+    path, old = tmp_path / "set", journals.id
+    path.rename(tmp_path / "old")
+    with Journals.open(path, partitions=2, content_type=journals.content_type) as made:
+        for number in (2, 4, 6):
+            publisher(made).publish_committed(message(made, number))
+        refused = (
+            f"^set: the checkpoint is of the set with id {old}, but this set has id"
+            f" {made.id}: it is not the set that was read; set the path of that one, or"
+            " another checkpointLocation to start anew$"
+        )
+        plan = planner(made, reader="billing")
+        with pytest.raises(JournalError, match=refused):
+            plan.next(end)
+        with pytest.raises(JournalError, match=refused):
+            plan.between(start, end)
+        assert made.readers() == []
+        plan.close()
+        plan = planner(made)
+        batch = plan.next(without_id(end))
+        assert len(numbers(made, batch.tasks)) == 2
+        assert plan.next(batch.end).tasks == []
+        plan.close()
+
+
+def test_set_made_anew_while_a_query_runs_is_refused(
+    journals: Journals, tmp_path: Path
+) -> None:
+    """Its next batch would begin at the offset in the set before (issue 24)."""
+    plan = planner(journals)
+    end = plan.next(plan.initial()).end
+    (tmp_path / "set").rename(tmp_path / "old")
+    Journals.open(tmp_path / "set", partitions=2).close()
+    with pytest.raises(JournalError, match="is of the set with id"):
+        plan.next(end)
+    plan.close()
 
 
 def rows(
