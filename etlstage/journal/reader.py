@@ -266,14 +266,20 @@ def _checked(start: Start, names: Sequence[str]) -> Start:
                 raise ConfigError(
                     f"start: there is no journal {name!r}{guess(name, names)}"
                 )
-    elif start not in ("beginning", "end") and not (
-        isinstance(start, int | float) and isfinite(start)
-    ):
+    elif start not in ("beginning", "end") and not _is_time(start):
         raise ConfigError(
             f"start is {start!r}, expected 'beginning', 'end', a time in seconds since"
             " 1970, or offsets by journal"
         )
     return start
+
+
+def _is_time(start: object) -> bool:
+    """Return whether it is a number whose nanoseconds are finite."""
+    try:
+        return isinstance(start, int | float) and isfinite(start * 1e9)
+    except OverflowError:
+        return False
 
 
 def _check(ring: object, seconds: object, position: object) -> None:

@@ -363,6 +363,8 @@ def test_where_a_reader_begins(start: Any, found: list[int]) -> None:  # noqa: A
         ),
         (float("nan"), "start is nan, expected 'beginning', 'end', a time in"),
         (float("inf"), "start is inf, expected 'beginning', 'end', a time in"),
+        pytest.param(-(10**400), "start is -1000000000", id="huge"),
+        (1e300, "start is 1e+300, expected 'beginning', 'end', a time in"),
     ],
 )
 def test_place_where_no_reader_begins(start: Any, error: str) -> None:  # noqa: ANN401
