@@ -206,6 +206,7 @@ class Journals:
         self.storage: Storage = storage
         self._now = now
         self._sync_every = sync_of(sync)
+        self._closed = False
         self._dirty: dict[str, int] = {}
         self._logs: dict[str, ByteLog] = {}
         # By journal, the offset up to which appends need no new look at the readers.
@@ -285,7 +286,12 @@ class Journals:
         await anyio.to_thread.run_sync(self.close)
 
     def close(self) -> None:
-        """Force appended bytes to the disk, and close all files and readers."""
+        """
+        Force appended bytes to the disk, and close all files and readers.
+
+        Nothing can be appended after that.
+        """
+        self._closed = True
         with ExitStack() as closed:
             for log in self._logs.values():
                 if isinstance(log, BrokerLog):
@@ -464,9 +470,15 @@ class Journals:
             limited: Whether to refuse if a reader has too many bytes unread.
 
         Raises:
+            JournalError: If the set is closed.
             LimitReached: If ``limited``, and a reader has reached the limit.
 
         """
+        if self._closed:
+            # No close would force the bytes to the disk.
+            raise JournalError(
+                f"{self.name}: the set is closed; open it again to append"
+            )
         if limited and self._limit is not None:
             self._check_room(journal)
         return _LockedSection(self, journal)

@@ -746,6 +746,23 @@ def test_set_that_is_closed_closes_its_readers() -> None:
         assert found == expected
 
 
+def test_set_that_is_closed_takes_no_appends(tmp_path: Path) -> None:
+    """Nothing would force their bytes to the disk (issue 24)."""
+    with Journals.open(tmp_path / "orders") as journals:
+        publish(journals, 1)
+    refused = "^orders: the set is closed; open it again to append$"
+    with pytest.raises(JournalError, match=refused):
+        publish(journals, 2)
+    (journal,) = journals.select()
+    with pytest.raises(JournalError, match=refused):
+        journals.append(journal.name, b"{}")
+    journals.close()
+    with Journals.open(tmp_path / "orders") as again:
+        assert numbers(again.read_committed()) == [1]
+        publish(again, 3)
+        assert numbers(again.read_committed()) == [1, 3]
+
+
 def test_position_that_is_none() -> None:
     """The error names the file of an invalid position."""
     storage = MemoryStorage()
