@@ -9,7 +9,7 @@ from typing import Any
 
 import anyio
 import pytest
-from botocore.exceptions import EndpointConnectionError
+from botocore.exceptions import EndpointConnectionError, SSLError
 from structlog.testing import capture_logs
 
 from etlstage.errors import ConfigError, NotCommitted, SourceFailed, StateUnusable
@@ -263,6 +263,25 @@ async def test_api_that_is_busy_or_gone_is_asked_again() -> None:
     check_all(processors, stream, 12)
     pauses = [log["seconds"] for log in logs if log["event"] == "retrying shard read"]
     assert pauses == [0.5, 0.5, 1, 2, 4, 8]
+
+
+@virtually
+async def test_tls_connection_that_breaks_is_made_again() -> None:
+    """A certificate that is not valid ends the run, as a retry can't help (issue 25)."""
+    for why, status in (
+        ("EOF occurred in violation of protocol (_ssl.c:1006)", "done"),
+        ("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed", "failed"),
+    ):
+        broken = SSLError(endpoint_url="https://127.0.0.1", error=why)
+        for method in ("list_shards", "get_shard_iterator", "get_records"):
+            stream, processors = stream_of(1, 12), Processors()
+            stream.fails[method] = [broken]
+            (report,) = await run_all(runner(stream, processors))
+            assert report.status == status, report.error
+            if status == "done":
+                check_all(processors, stream, 12)
+            else:
+                assert why in str(report.error)
 
 
 @virtually

@@ -56,6 +56,8 @@ _BUSY: Final = (
     "ThrottlingException",
 )
 _EXPIRED: Final = "ExpiredIteratorException"
+_UNTRUSTED: Final = "CERTIFICATE_VERIFY_FAILED"
+"""OpenSSL's reason where a certificate is not valid."""
 
 
 class KinesisSource(ShardedSource):
@@ -299,9 +301,10 @@ def _passes(error: Exception) -> bool:
     if isinstance(error, ConfigError):
         return False
     exceptions = import_module("botocore.exceptions")
-    return isinstance(
-        error, exceptions.ConnectionError | exceptions.HTTPClientError
-    ) and not isinstance(error, exceptions.SSLError)
+    if isinstance(error, exceptions.SSLError):
+        # It also stands for a connection that broke.
+        return _UNTRUSTED not in str(error)
+    return isinstance(error, exceptions.ConnectionError | exceptions.HTTPClientError)
 
 
 def _pause(tried: int) -> float:
