@@ -165,6 +165,15 @@ class DatabaseConnection(NamedTuple):
         finally:
             prepared.close()
 
+    def has_rows(self, table: str) -> bool:
+        """Return whether a table that exists has any rows."""
+        prepared = self._prepared(f"SELECT 1 FROM {table}", ())
+        try:
+            prepared.setMaxRows(1)
+            return bool(prepared.executeQuery().next())
+        finally:
+            prepared.close()
+
     def columns(self, table: str) -> list[str] | None:
         """Return the names of the columns of a table; None: there is no such table."""
         try:

@@ -11,6 +11,7 @@ the older files.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import rmdir
@@ -181,6 +182,16 @@ class Destination:
         place = self.table or self.path or option(self.options, "dbtable")
         return Output(what, place or str(self))
 
+    @property
+    def recorded(self) -> str:
+        """The output, as records have it; a table of a database with the database."""
+        output = " ".join(self.output())
+        if not self.of_database:
+            return output
+        # Without parameters and credentials: these may change, and are secret.
+        url = re.split("[?;]", option(self.options, "url"), maxsplit=1)[0]
+        return f"{output} of {url.rpartition('@')[2]}"
+
     def continuing(self, moved_from: str) -> Self:
         """Return the same destination for a load that continues: nothing is replaced."""
         mode = "append" if self.mode == "append" else "error"
@@ -216,7 +227,7 @@ class Destination:
         if not self._must_be_new or self.local is not None:
             return None
         try:
-            if not self._exists(spark):
+            if not self._exists(spark) or (self.moved_from and self._is_empty(spark)):
                 return None
         except Exception as error:
             return f"can't find out whether {self} exists: {explain(error)}"
@@ -241,6 +252,14 @@ class Destination:
                 return False
             raise
         return True
+
+    def _is_empty(self, spark: SparkSession) -> bool:
+        """Return whether the output is a table without rows."""
+        if self.table is not None:
+            return spark.table(self.table).isEmpty()
+        if not self.of_database:
+            return False
+        return spark.read.format("jdbc").options(**self.options).load().isEmpty()
 
     def unmade(self, spark: SparkSession) -> str | None:
         """

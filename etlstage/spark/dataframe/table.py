@@ -125,11 +125,16 @@ class EpochTable:
             if connection.columns(self._epochs) is None:
                 connection.execute(f"CREATE TABLE {self._epochs} ({_COLUMNS})")
             found = self._found(connection)
+            # Where the load continues, an empty table is no output, as an empty folder.
+            if (
+                columns is not None
+                and not adds
+                and (
+                    connection.has_rows(self._table) if self._moved_from else not found
+                )
+            ):
+                return taken(f"table {self._table}", self._moved_from, remedy="drop")
             if found is None:
-                if columns is not None and not adds:
-                    return taken(
-                        f"table {self._table}", self._moved_from, remedy="drop"
-                    )
                 connection.execute(
                     f"INSERT INTO {self._epochs} (load_id, fence, epoch, note)"
                     " VALUES (?, ?, ?, ?)",

@@ -258,6 +258,7 @@ async def test_what_stands_against_a_table_is_reported_first(
     assert await told("error", schema="id long") == (
         "load: table rows exists already: drop it, or set mode to append or overwrite"
     )
+    base.ask("insert into rows values (1)")
     assert await told("overwrite", moved_from="table a", schema="id long") == (
         "load: table rows exists already, and nothing is replaced there, as the load"
         " continues from table a: set mode to append, or another output"
@@ -440,6 +441,8 @@ def test_batch_of_a_stream_is_one_transaction(
     report = loaded()
     assert (report.status, report.error) == ("done", None)
     assert numbers(base) == [n for n in range(10) if n != 7]
+    output = CommitRecord.latest(state).output
+    assert output.startswith("jdbc rows of jdbc:postgresql://")
     assert base.tables() == ["etlstage_epochs", "rows"]
     account = report.ledger[1]
     assert (account.received, account.done, account.dead) == (10, 9, 1)
@@ -531,6 +534,61 @@ def test_stream_is_refused_for_a_table_that_exists(
         " overwrite"
     )
     assert sink_into(spark, base).objection() is None
+
+
+@pytest.mark.parametrize("once", [True, False])
+async def test_load_that_continues_in_another_table_replaces_nothing(
+    spark: SparkSession, base: Database, *, once: bool
+) -> None:
+    """A table without rows is taken as one that is missing (issue 23)."""
+    sink = sink_into(spark, base, table="first")
+    sink.begin(known()._replace(once=once))
+    async with sink:
+        await sink.write([b"1"])
+        await sink.flush()
+        if once:
+            await sink.commit("{}")
+    base.ask("create table rows (value text)")
+    moved = known(1, start=2)._replace(once=once, moved_from="jdbc first")
+    for mode in ("overwrite", "error"):
+        base.ask("insert into rows values ('other')")
+        sink = sink_into(spark, base, mode=mode)
+        sink.begin(moved)
+        with pytest.raises(SinkFailed) as caught:
+            await sink.__aenter__()
+        assert "exists already, and nothing is replaced there" in str(caught.value)
+        assert str(caught.value).startswith("load: table rows")
+        base.ask("delete from rows")
+        sink = sink_into(spark, base, mode=mode)
+        sink.begin(moved)
+        async with sink:
+            pass
+    sink = sink_into(spark, base, mode="error")
+    sink.begin(moved)
+    async with sink:
+        await sink.write([b"2"])
+        await sink.flush()
+        if once:
+            await sink.commit("{}")
+    assert base.ask("select value from rows") == ["2"]
+
+
+@pytest.mark.parametrize(
+    ("url", "of"),
+    [
+        ("jdbc:sqlite:/base.db", "jdbc:sqlite:/base.db"),
+        ("jdbc:postgresql://h/db?user=u&password=x@y", "jdbc:postgresql://h/db"),
+        ("jdbc:mysql://u:x@h/db", "h/db"),
+        ("jdbc:sqlserver://h:1433;password=x", "jdbc:sqlserver://h:1433"),
+        ("jdbc:oracle:thin:u/x@//h:1521/s", "//h:1521/s"),
+    ],
+)
+def test_record_has_the_database_of_a_table(url: str, of: str) -> None:
+    """A table of the same name in another one is another output (issue 23)."""
+    place = Destination(format="jdbc", options={"URL": url, "dbtable": "rows"})
+    assert place.recorded == f"jdbc rows of {of}"
+    assert Destination("out").recorded == "parquet out"
+    assert DataFrameSink(Session(), place).recorded == place.recorded
 
 
 @pytest.mark.parametrize("base", ["sqlite"], indirect=True)
