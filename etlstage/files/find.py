@@ -2,10 +2,10 @@
 Find the files of an input, as Spark does.
 
 A path is a file, a folder, or a pattern of these, with ``*``, ``?``, ``[ab]``, ``[^ab]``
-and ``{ab,cd}``; ``[{]`` is a brace. In a folder, subfolders with ``=`` in their names are
-partitions, whose columns are not in the files; other subfolders are not searched. Names
-that begin with a dot, or with an underscore and have no ``=``, are not data. Files come
-in the order of their names.
+and ``{ab,cd}``. Only here, not with Spark, are ``[{]`` and ``[}]`` braces. In a folder,
+subfolders with ``=`` in their names are partitions, whose columns are not in the files;
+other subfolders are not searched. Names that begin with a dot, or with an underscore and
+have no ``=``, are not data. Files come in the order of their names.
 """
 
 from __future__ import annotations
@@ -52,10 +52,9 @@ LONGEST: Final = 255
 """Bytes of a folder's name, at most, by the limit of file systems."""
 ODD: Final = re.compile(r"""[\x00-\x1f\x7f"#%'*/:=?\\{\[\]^]""")
 """Characters that a folder's name has as ``%`` and two digits."""
-_ONE_OF: Final = r"\[[!^]?\]?[^\]/]*\]"
-_BRACES: Final = re.compile(rf"{_ONE_OF}|\{{((?:{_ONE_OF}|[^{{}}])*+)\}}")
-"""Characters in brackets, which have no alternatives, or innermost alternatives."""
-_ALTERNATIVE: Final = re.compile(rf",((?:{_ONE_OF}|[^,])*+)")
+_BRACE: Final = r"\[[{}]\]"
+_BRACES: Final = re.compile(rf"{_BRACE}|\{{((?:{_BRACE}|[^{{}}])*+)\}}")
+"""A brace that is itself, or innermost alternatives."""
 _WHOLE: Final = re.compile(r"-?(0|[1-9][0-9]{0,18})")
 _DAY: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 
@@ -106,8 +105,7 @@ def matching(pattern: str) -> list[str]:
     braces = (found for found in _BRACES.finditer(pattern) if found[1] is not None)
     if (found := next(braces, None)) is not None:
         before, after = pattern[: found.start()], pattern[found.end() :]
-        each = _ALTERNATIVE.findall(f",{found[1]}")
-        inner = (matching(f"{before}{one}{after}") for one in each)
+        inner = (matching(f"{before}{one}{after}") for one in found[1].split(","))
         return sorted({path for paths in inner for path in paths})
     return sorted(glob.glob(pattern.replace("[^", "[!")))
 

@@ -140,8 +140,11 @@ class SparkSourceKeys(RowSourceKeys):
         )
 
     def wrong(self, stage: ExtractKeys, pipeline: PipelineKeys) -> Iterator[Problem]:
-        """Yield the problem of ``sort`` on engines that read in parallel."""
+        """Yield the problem of ``sort`` on engines that read in parallel, or a brace."""
         yield from RowSourceKeys.wrong(self, stage, pipeline)
+        if "[{]" in (self.path or "") and of_files(self.format or "parquet"):
+            text = "Spark does not take [{] for a brace: put ? in its place"
+            yield broken(("extract", "spark", "path"), text, at_key=False)
         if self.sort is not None and pipeline.engine != "local":
             text = "needs engine local: other engines read partitions in parallel"
             yield broken(("extract", "spark", "sort"), text)
