@@ -17,6 +17,7 @@ import re
 import stat
 from collections.abc import Iterator, Sequence
 from datetime import date
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -96,8 +97,11 @@ def find(path: str) -> list[InputFile]:
         raise PartitionsInvalid(f"partition columns differ: {'; '.join(texts)}")
     for names, file in kinds.items():
         _check_repeated(names, file)
-    # A pattern may match a folder and also what is in it.
-    return list({file.path: file for file in found}.values())
+    # A pattern may match a folder and also what is in it, perhaps by another path.
+    once: dict[object, InputFile] = {}
+    for file, place in zip(found, _places(found), strict=True):
+        once.setdefault((place, file.partition), file)
+    return list(once.values())
 
 
 def matching(pattern: str) -> list[str]:
@@ -108,6 +112,12 @@ def matching(pattern: str) -> list[str]:
         inner = (matching(f"{before}{one}{after}") for one in found[1].split(","))
         return sorted({path for paths in inner for path in paths})
     return sorted(glob.glob(pattern.replace("[^", "[!")))
+
+
+def _places(files: Sequence[InputFile]) -> list[str]:
+    """Return where files are, whatever links lead there; a link to a file is a file."""
+    real = cache(os.path.realpath)
+    return [os.path.join(real(file.path.parent), file.path.name) for file in files]
 
 
 def _check_repeated(names: Sequence[str], file: InputFile) -> None:

@@ -110,6 +110,24 @@ async def test_pattern_of_files(tmp_path: Path, pattern: str, wanted: str) -> No
     assert b"".join(found).decode() == wanted
 
 
+def test_file_matched_by_two_paths(tmp_path: Path) -> None:
+    """It is read once; a link to it, or to a partition, is another (issue 23)."""
+    (tmp_path / "in" / "m=1").mkdir(parents=True)
+    (tmp_path / "in" / "m=1" / "a").write_text("a")
+    (tmp_path / "in" / "m=1" / "b").symlink_to("a")
+    (tmp_path / "in" / "m=2").symlink_to("m=1")
+    (tmp_path / "e").mkdir()
+    (tmp_path / "l").symlink_to("in")
+    whole = find(str(tmp_path / "in"))
+    assert [(file.path.name, file.partition) for file in whole] == [
+        (name, (("m", m),)) for m in "12" for name in "ab"
+    ]
+    assert find(str(tmp_path / "{in,l,e/../in}")) == [
+        file._replace(path=tmp_path / "e" / ".." / file.path.relative_to(tmp_path))
+        for file in whole
+    ]
+
+
 @pytest.mark.parametrize("kind", ["json", "parquet"])
 async def test_row_without_a_column(tmp_path: Path, kind: str) -> None:
     """It is a message, with or without a partition (issue 23)."""
