@@ -78,7 +78,7 @@ def is_hidden(name: str) -> bool:
 def local_path(path: str) -> Path | None:
     """Return a path or a ``file:`` URL as a path; None: it is on another machine."""
     scheme, found, rest = path.partition(":")
-    if not found:
+    if not found or "/" in scheme:
         return Path(path)
     return Path(rest.removeprefix("//")) if scheme == "file" else None
 

@@ -203,3 +203,20 @@ def test_duration_is_written_exactly(seconds: float, written: object) -> None:
     """With a unit, unless that would need an exponent or be rounded (issue 25)."""
     assert units.as_duration(seconds) == written
     assert units.DURATION.read(units.as_duration(seconds)) == seconds
+
+
+@pytest.mark.parametrize(
+    ("written", "local"),
+    [
+        ("out", "out"),
+        ("/data/a:b/out", "/data/a:b/out"),
+        ("in/10:30.txt", "in/10:30.txt"),
+        ("file:///data/a:b", "/data/a:b"),
+        ("file:/data", "/data"),
+        ("s3a://bucket/a:b", None),
+        ("dbfs:/data", None),
+    ],
+)
+def test_path_of_this_machine(written: str, local: str | None) -> None:
+    """A colon ends a scheme only before the first slash (issue 23)."""
+    assert units.local_path(written) == (None if local is None else Path(local))

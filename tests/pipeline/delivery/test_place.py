@@ -230,6 +230,7 @@ def test_output_is_marked(tmp_path: Path) -> None:
     [
         ("text a", "text ../a", True),
         ("text a", "text file:link", True),
+        ("text c:/d", "text b", True),
         ("text a", "json a", False),
         ("text a", "text b", False),
         ("text a", "text gone/a", False),
@@ -241,14 +242,15 @@ def test_outputs_are_the_same_where_their_paths_lead_to_the_same_place(
 ) -> None:
     """One that is gone may be on a disk that is not mounted (issue 23)."""
     here = tmp_path / "here"
-    for name in ("a", "b/a"):
+    for name in ("a", "b/a", "c:"):
         (here / name).mkdir(parents=True)
+    (here / "c:" / "d").symlink_to(here / "b")
     (tmp_path / "a").symlink_to(here / "a")
     (here / "link").symlink_to(here / "a")
     outputs = [
         f"{kind} {scheme}{':' if scheme else ''}{here / path}"
         for kind, _, place in (before.partition(" "), now.partition(" "))
-        for scheme, path in [("file", place[5:]) if ":" in place else ("", place)]
+        for scheme, path in [("file", place[5:]) if "file:" in place else ("", place)]
     ]
     assert same_output(*outputs) is same
 
