@@ -15,7 +15,7 @@ import glob
 import os
 import re
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import date
 from functools import cache
 from hashlib import sha256
@@ -33,7 +33,7 @@ __all__ = (
     "ODD",
     "InputFile",
     "PartitionsInvalid",
-    "digest_of",
+    "digests_of",
     "find",
     "folder_flaw",
     "folder_name",
@@ -227,9 +227,22 @@ def _percent(found: re.Match[str]) -> str:
     return f"%{ord(found[0]):02X}"
 
 
-def digest_of(files: Sequence[InputFile]) -> str:
-    """Return a digest of the files' paths, sizes and modification times."""
-    lines = (f"{f.path}\0{f.size}\0{f.modified}" for f in files)
+def digests_of(files: Sequence[InputFile]) -> list[str]:
+    """
+    Return digests of the files' paths, sizes and modification times.
+
+    The first is of the paths as they are, the second of where they lead. Files are the
+    same if one of the two is.
+    """
+    return [
+        _digest(
+            f"{p}\0{f.size}\0{f.modified}" for p, f in zip(paths, files, strict=True)
+        )
+        for paths in ([file.path for file in files], _places(files))
+    ]
+
+
+def _digest(lines: Iterable[str]) -> str:
     return sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 

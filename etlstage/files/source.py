@@ -24,7 +24,7 @@ from etlstage.files.csv_format import parsed
 from etlstage.files.find import (
     InputFile,
     PartitionsInvalid,
-    digest_of,
+    digests_of,
     find,
     is_changed,
     partition_columns,
@@ -92,7 +92,7 @@ class FileSource(Source):
         self._bounds = (run_messages, run_bytes)
         self._keeps = keeps
         self._from: tuple[int, int, int] = (0, 0, 0)
-        self._of: str | None = None
+        self._of: list[str] = []  # digests, one of which the files must have
         self._draining = False
 
     rereads = True
@@ -117,7 +117,7 @@ class FileSource(Source):
             case [int(file), int(offset), int(rows), str(of)] if (
                 min(file, offset, rows) >= 0
             ):
-                self._from, self._of = (file, offset, rows), of
+                self._from, self._of = (file, offset, rows), of.split(" ")
             case _:
                 super().resume(position)
 
@@ -156,10 +156,10 @@ class FileSource(Source):
     def identity(self) -> str:
         """Return a digest of the files; reading then fails if they differ. Blocks."""
         try:
-            self._keeps, self._of = True, digest_of(find(self._path))
+            self._keeps, self._of = True, digests_of(find(self._path))
         except PartitionsInvalid as error:
             raise self._failed(str(error)) from error
-        return self._of
+        return self._of[0]
 
     async def _read(
         self, *start: int
@@ -189,8 +189,8 @@ class FileSource(Source):
             if os.path.exists(self._path):
                 text += ": names that begin with a dot or an underscore are not data"
             raise self._failed(text)
-        of = digest_of(files) if self._keeps else ""
-        if self._of not in (None, of):
+        of = digests_of(files) if self._keeps else []
+        if self._of and not {*self._of} & {*of}:
             raise self._failed(
                 f"can't resume: the files of {self._path} are not those that were read"
                 " before; restore them, or start from the beginning after"
@@ -202,7 +202,7 @@ class FileSource(Source):
             self._check_unchanged(file)
             runs = self._runs_of(reads, file, start, skipped, by)
             for run, row, *behind in runs:
-                yield run, (number, row), Position([number, *behind, of])
+                yield run, (number, row), Position([number, *behind, " ".join(of)])
             self._check_unchanged(file)
             start = skipped = 0
 

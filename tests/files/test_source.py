@@ -7,6 +7,7 @@ import os
 import tracemalloc
 from contextlib import aclosing
 from datetime import UTC, datetime
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -205,7 +206,7 @@ async def test_source_that_was_identified_reads_no_other(tmp_path: Path) -> None
     (tmp_path / "0.txt").write_text("new\n")
     with pytest.raises(SourceFailed, match="not those that were read"):
         await numbered_of(source)
-    assert FileSource(str(tmp_path), "text").identity() != source._of
+    assert FileSource(str(tmp_path), "text").identity() not in source._of
 
 
 async def test_pipe_is_refused(tmp_path: Path) -> None:
@@ -276,6 +277,39 @@ async def test_input_that_changes_during_the_run(
         f"extract: {changed} was changed during the run: give a file its place once it"
         " is complete (write it elsewhere, then rename it), and start again"
     )
+
+
+@pytest.mark.parametrize("path", ["in", "link", "e/../*", "link/a.txt"])
+@pytest.mark.parametrize("when", ["as it was", "moved", "before this form"])
+async def test_reading_goes_on_by_another_path(
+    tmp_path: Path, path: str, when: str
+) -> None:
+    """It leads to the same files, or is the same for files that moved (issue 23)."""
+    for folder in ("in", "e"):
+        (tmp_path / folder).mkdir()
+    file = tmp_path / "in" / "a.txt"
+    file.write_text("a\nb\n")
+    (tmp_path / "link").symlink_to("in")
+    began = tmp_path / ("in" if when == "as it was" else path)
+    source = FileSource(str(began), "text", run_messages=1, keeps=True)
+    position = next(i for i in await items_of(source) if isinstance(i, Position))
+    value = position.value
+    assert isinstance(value, list)
+    if when == "moved":
+        (tmp_path / "in").rename(tmp_path / "other")
+        (tmp_path / "link").unlink()
+        (tmp_path / "in").symlink_to("other")
+        (tmp_path / "link").symlink_to("other")
+    elif when == "before this form":
+        [found] = find(str(began))
+        line = f"{found.path}\0{found.size}\0{found.modified}"
+        value[-1] = sha256(line.encode()).hexdigest()[:16]
+    source = FileSource(str(tmp_path / path), "text", keeps=True)
+    source.resume(value)
+    assert await messages_of(source) == [b"b"]
+    os.utime(file, ns=(1, 1))
+    with pytest.raises(SourceFailed, match="not those that were read before"):
+        await items_of(source)
 
 
 async def test_input_that_has_changed_is_not_read_on(tmp_path: Path) -> None:
