@@ -142,11 +142,18 @@ class DataFrameSink(RowSink, SparkSink):
             self._destination = self._destination.continuing(epochs.moved_from)
 
     def objection(self, *, moved_from: str = "") -> str | None:
-        """Return what stands in the way at the destination; blocks."""
+        """
+        Return what stands in the way at the destination; blocks.
+
+        Raises:
+            SinkFailed: If its folder can't be read.
+
+        """
         place, path = self._destination, self._destination.local
         if moved_from:
             place = place.continuing(moved_from)
-        new = not moved_from or path is None or has_output(path)
+        with self._failing("", reads=True):
+            new = not moved_from or path is None or has_output(path)
         objection = place.objection(place.partition_by, new=new)
         return objection or place.taken(self._session.start())
 

@@ -5,6 +5,7 @@ import os
 import re
 import threading
 from collections.abc import Callable
+from errno import EACCES
 from pathlib import Path
 
 import anyio
@@ -19,7 +20,7 @@ from etlstage.pipeline.dead_letter.letter import DeadLetter
 from etlstage.pipeline.dead_letter.retry import Settled
 from etlstage.pipeline.delivery.place import EpochFiles
 from etlstage.pipeline.interfaces import Epochs, Sink
-from etlstage.spark import DataFrameSink, Destination
+from etlstage.spark import DataFrameSink, Destination, Session
 from etlstage.spark.dataframe import sink as sink_module
 from etlstage.stage import ErrorBudget, ErrorPolicy
 from tests.database import SQLite
@@ -470,6 +471,25 @@ async def test_load_that_continues_elsewhere_replaces_nothing(
             " continues from parquet a: set mode to append, or another output"
         )
     assert spark.read.parquet(str(out)).count() == 2
+
+
+def test_stream_that_continues_where_nothing_can_be_looked_at(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its load stage reports the folder that can't be read (issue 23)."""
+
+    def refuse(path: Path) -> list[str]:
+        raise PermissionError(EACCES, "Permission denied", str(path))
+
+    out.mkdir()
+    monkeypatch.setattr(os, "listdir", refuse)
+    sink = DataFrameSink(Session(), Destination(str(out)))
+    with pytest.raises(SinkFailed) as caught:
+        sink.objection(moved_from="parquet a")
+    assert str(caught.value) == (
+        f"load: can't read from {out}: [Errno 13] Permission denied: '{out}'"
+    )
+    assert caught.value.stage == "load"
 
 
 def test_stream_is_refused_for_a_table_of_a_database(
