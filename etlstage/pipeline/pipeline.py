@@ -322,10 +322,11 @@ class Pipeline(Runner):
                     over = self._cuts_off and not self._left
                     if self._extracting.cancel_called or over:
                         break
-            if not self._left:
-                self.stopped_at = "limit"
-            elif not self._drained:
-                self.stopped_at = self._source_end
+        # A source that is drained at the limit may be cancelled while it is closed.
+        if not self._left:
+            self.stopped_at = "limit"
+        elif not self._drained:
+            self.stopped_at = self._source_end
 
     # --- transform ----------------------------------------------------------
 

@@ -10,12 +10,14 @@ from collections.abc import (
     Iterator,
     Sequence,
 )
+from contextlib import aclosing
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
 import anyio
+import anyio.lowlevel
 import pyarrow as pa
 import pytest
 
@@ -816,6 +818,37 @@ async def test_limited_run_loads_the_first_messages(
     record = CommitRecord.latest(tmp_path / "state")
     assert record.ended
     assert record.position == {4: None, 5: 1, 9: None}[limit]
+
+
+class Lingering(ScriptedSource):
+    """A source that waits for something when it ends, as one of a worker does."""
+
+    async def runs(self) -> AsyncGenerator[Run | Position, None]:
+        """Play the script."""
+        async with aclosing(super().runs()) as items:
+            try:
+                async for item in items:
+                    yield item
+            finally:
+                await anyio.lowlevel.checkpoint()
+
+
+async def test_limited_run_that_is_drained_at_its_last_messages() -> None:
+    """It has reached its limit, so it is done (issue 22)."""
+    gate = Wait()
+    source, sink = Lingering([[b"1"], [b"2"], [b"3"]]), GatedSink(gate=gate)
+    made = Pipeline(name="p", source=source, sink=sink, limit=2)
+
+    async def drain() -> None:
+        await anyio.wait_all_tasks_blocked()
+        made.drain()
+        gate.released.set()
+
+    report = await run_until(made, gate.reached, drain)
+
+    assert (report.error, report.status) == (None, "done")
+    assert sink.messages == [b"1", b"2"]
+    assert made.stopped_at == "limit"
 
 
 @pytest.mark.process
