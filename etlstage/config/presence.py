@@ -113,11 +113,15 @@ def _edges(keys: PipelineKeys, look: Look) -> Iterator[Problem]:
 
 def _before(stage: str, folder: Path, state: Path) -> Path:
     """Return the state directory of the part that ended at a removed edge."""
-    for other in behind(state):
-        # The part that reads from the edge has an account of it, too.
-        if other != folder and edge_name(stage) in CommitRecord.latest(other).accounts:
-            return other
-    return state
+    others = [other for other in (*behind(state), state) if other != folder]
+    # The part that reads from the edge has an account of it, too. And what is left of
+    # an earlier edge, removed before this one, may have an account that has ended.
+    records = {
+        other: record
+        for other in others
+        if edge_name(stage) in (record := CommitRecord.latest(other)).accounts
+    }
+    return max(records, key=lambda other: records[other].interrupted, default=state)
 
 
 def _absent(stage: ExtractKeys | LoadKeys, look: Look) -> Iterator[Problem]:

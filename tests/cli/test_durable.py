@@ -263,6 +263,31 @@ def test_second_edge_is_kept_while_a_run_needs_it(
     assert f"state: stage polish was durable, and {why}" in found.stderr
 
 
+def test_run_that_needs_a_later_edge_whose_first_was_removed(
+    etlstage: Etlstage, tmp_path: Path
+) -> None:
+    """What the part behind the first has recorded, has ended (issue 24)."""
+    one = PIPELINE.replace("DURABLE", "false").replace(
+        "load:", "  - {name: last, worker: {command: [python, -S, salt.py]}}\nload:"
+    )
+    second = "  - name: polish\n"
+    assert second in one
+    later = one.replace(second, f"{second}    durable: true\n")
+    pipeline(tmp_path, ["1", "2", "3"])
+    place = tmp_path / "p.yaml"
+    place.write_text(later.replace("false", "true"))
+    done = etlstage("run", "p.yaml")
+    assert done.returncode == 0, done.stderr
+    place.write_text(later)
+    (tmp_path / "salt.py").write_text("raise SystemExit(1)")
+    assert etlstage("run", "p.yaml", "--only-before", "polish").returncode == 1
+    place.write_text(one)
+    found = etlstage("validate", "p.yaml")
+    assert found.returncode == 2, found.stdout
+    why = "a run was interrupted"
+    assert f"state: stage polish was durable, and {why}" in found.stderr
+
+
 @pytest.mark.parametrize("delivery", ["at-least-once", "exactly-once"])
 def test_empty_input_that_is_run_in_halves_is_complete(
     etlstage: Etlstage, tmp_path: Path, delivery: str
