@@ -3,6 +3,7 @@ from __future__ import annotations
 import gzip
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -16,8 +17,9 @@ from etlstage.errors import SinkFailed
 from etlstage.files.sink import FileSink
 from etlstage.files.source import FileSource
 from etlstage.messages import Position, Run
+from etlstage.pipeline import landing
 from etlstage.pipeline.dead_letter.letter import DeadLetter
-from etlstage.pipeline.dead_letter.retry import Settled
+from etlstage.pipeline.dead_letter.retry import Settled, settle
 from etlstage.pipeline.dead_letter.store import DeadLetters, replacement
 from etlstage.pipeline.delivery.delivery import Delivery
 from etlstage.pipeline.delivery.record import CommitRecord
@@ -27,6 +29,7 @@ from etlstage.pipeline.journal_source import JournalSource
 from etlstage.pipeline.pipeline import Pipeline
 from etlstage.pipeline.report import Report
 from etlstage.stage import ErrorBudget, ErrorPolicy
+from tests.pipeline.dead_letter.test_retry import letter as letter_of
 
 
 async def load(path: Path, *runs: Run, **settings: Any) -> FileSink:  # noqa: ANN401
@@ -597,6 +600,30 @@ async def test_letters_of_a_load_that_a_later_run_goes_on_with_are_current(
         ("b", False),
     ]
     assert len(rows_in(tmp_path / "o")) == 2
+
+
+async def test_letters_of_a_retry_are_current_while_the_load_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The output was replaced before, though there was no letter yet (issue 23)."""
+    times = iter(["2026-01", "2026-03"])
+    monkeypatch.setattr(landing, "letter_time", lambda: next(times))
+    state = tmp_path / "state"
+    with Delivery(state, exactly_once=True):
+        stores = [DeadLetters(state, pipeline="p", run=run) for run in "ab"]
+    for done, letters in enumerate(stores):
+        sink = FileSink(
+            tmp_path / "o", mode="overwrite", schema="n long", dead_letters=letters
+        )
+        sink.begin(Epochs("ab", done, once=True, check=lambda: None))
+        async with sink:
+            await sink.write([b'{"n":1}'])
+            await sink.flush()
+            await sink.perform()
+        if not done:
+            retried = replace(letter_of(1), load="retry-1", time="2026-02")
+            settle(state, [], "passed", letters=[retried], number=1)
+    assert not Settled(letters.folder).superseded(retried)
 
 
 @pytest.mark.parametrize("once", [False, True])

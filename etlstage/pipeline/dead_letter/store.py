@@ -271,7 +271,9 @@ class DeadLetters:
             self._check_held()
             known = None if anew else replacement(self.folder)
             if known is None or not (known.run == self.run or self.load in known.loads):
-                supersede(self._state, self.run, time, self.load, self.before)
+                ours = self._state, self.run, time, self.load, self.before
+                # A later start of the load looks for it: there may be letters by then.
+                supersede(*ours, always=bool(self.load))
         self.pending = False
 
     def recall(self) -> None:
@@ -632,7 +634,13 @@ def make_settled(state: Path) -> None:
 
 
 def supersede(
-    state: Path, run: str, time: str, load: str = "", before: Sequence[Path] = ()
+    state: Path,
+    run: str,
+    time: str,
+    load: str = "",
+    before: Sequence[Path] = (),
+    *,
+    always: bool = False,
 ) -> None:
     """
     Record that a run has replaced the output, durably; blocks.
@@ -642,14 +650,14 @@ def supersede(
         run: Identifies the run.
         time: When, in the format of letters.
         load: Name of the load.
-        before: The state directories of the parts before durable edges. Nothing is
-            recorded if no part has letters.
+        before: The state directories of the parts before durable edges.
+        always: Whether to record it even if no part has letters.
 
     Raises:
         StateUnusable: If it can't be recorded.
 
     """
-    if not any((part / FOLDER).exists() for part in (state, *before)):
+    if not always and not any((part / FOLDER).exists() for part in (state, *before)):
         return
     path = state / FOLDER / SETTLED / _REPLACED
     loads = [load, *(CommitRecord.latest(part).load for part in before)]
