@@ -203,6 +203,9 @@ class EpochSink(WorkerSink):
         await self.flush()
         await super().finish()
 
+    async def stop(self) -> None:
+        """Do nothing: the end of an epoch, if one was open, has ended the workers."""
+
     async def _work(self, *, task_status: TaskStatus[None]) -> None:
         # In a task of its own: an epoch may begin in one task and end in another.
         self.supervisor: AsyncSupervisor = AsyncSupervisor(

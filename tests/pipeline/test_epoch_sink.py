@@ -32,7 +32,15 @@ from etlstage.pipeline.ledger import Account
 from etlstage.pipeline.report import Report
 from etlstage.protocol.marker import Mode
 from etlstage.protocol.marker.settings import MarkerDialect
-from etlstage.stage import BatchPolicy, RestartPolicy, Stage, Timeouts, WorkerProgram
+from etlstage.stage import (
+    BatchPolicy,
+    ErrorBudget,
+    ErrorPolicy,
+    RestartPolicy,
+    Stage,
+    Timeouts,
+    WorkerProgram,
+)
 from etlstage.supervisor import WorkerExited
 from tests.pipeline.dead_letter.test_retry import letter
 from tests.pipeline.ends import ScriptedSource
@@ -458,6 +466,32 @@ async def test_retry_that_was_not_recorded(tmp_path: Path) -> None:
         assert (await pipeline.run()).status == "done"
         assert retry.passed == ["r-1", "r-2"]
     assert loaded(tmp_path) == ["m1\nm2\n"] * 2
+
+
+async def test_retry_of_which_nothing_reaches_the_load(tmp_path: Path) -> None:
+    """No worker is started, and the letters have failed once more (issue 23)."""
+    retry = Retry([letter(1), letter(2)], 1)
+    site = DeadLetters(tmp_path / "s", pipeline="p")
+    end = sink(tmp_path, load="touch started")
+    end.begin(Epochs("retry", 0, once=True, check=lambda: None))
+    picky = Stage(
+        name=retry.stage,
+        worker=WorkerProgram(
+            command=("sh", "-c", "while read a; do printf 'no\\25'; done")
+        ),
+        on_error=ErrorPolicy(budget=ErrorBudget()),
+    )
+    pipeline = Pipeline(
+        name="p",
+        source=retry.source,
+        stages=[picky],
+        sink=end,
+        dead_letters=site.kept_by(retry.keep, {}, retry.known),
+    )
+    report = await pipeline.run()
+    assert (report.status, report.error) == ("done", None)
+    assert [again.id for again in retry.again] == ["r-1", "r-2"]
+    assert not (tmp_path / "started").exists()
 
 
 async def test_sink_that_was_taken_over(tmp_path: Path) -> None:
