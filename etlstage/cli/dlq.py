@@ -33,7 +33,7 @@ from etlstage.cli.letters import (
 from etlstage.cli.options import Json, JsonLines, Overlays, Values, changes_of, new_app
 from etlstage.cli.retry import Ids, OfStage, retry
 from etlstage.cli.screen import Screen, confirm
-from etlstage.errors import ConfigError, os_reason
+from etlstage.errors import ConfigError, StateUnusable, os_reason
 from etlstage.messages import StageKind, counted
 from etlstage.pipeline.dead_letter.letter import (
     Causes,
@@ -42,7 +42,8 @@ from etlstage.pipeline.dead_letter.letter import (
     first_clause,
 )
 from etlstage.pipeline.dead_letter.policy import config_of
-from etlstage.pipeline.dead_letter.retry import settle
+from etlstage.pipeline.dead_letter.retry import Settled, settle
+from etlstage.pipeline.dead_letter.store import FOLDER
 from etlstage.pipeline.delivery.delivery import Delivery
 from etlstage.pipeline.delivery.folder import behind
 from etlstage.protocol.registry import DEFAULT, dialect_class
@@ -228,6 +229,7 @@ def drop_letters(
     with ExitStack() as stack:
         for at in (state, *behind(state)):
             check_ended(stack.enter_context(Delivery(at)))
+            _check_retried(at)
         found = find(place, changes)
         ids = ids_of(found, numbers or (), stage)
         if ids is None:
@@ -241,6 +243,16 @@ def drop_letters(
         settle(state, sorted(ids), "dropped")
     typer.echo(f"{many} dropped")
     return 0
+
+
+def _check_retried(state: Path) -> None:
+    """Raise StateUnusable if letters may be loaded that count as not loaded."""
+    if Settled(state / FOLDER).interrupted:
+        raise StateUnusable(
+            f"a retry of the dead letters in {state} was interrupted, and may have loaded"
+            " some of them: complete it first with 'etlstage dlq retry', which replaces"
+            " what it has loaded"
+        )
 
 
 @app.command("export")

@@ -17,7 +17,8 @@ from etlstage.config.parts import parts_of
 from etlstage.config.reading import UNCHANGED, Changes
 from etlstage.config.variant import retried_keys
 from etlstage.errors import StateUnusable
-from etlstage.pipeline.dead_letter.retry import Retry, record_noted
+from etlstage.pipeline.dead_letter.policy import letter_time
+from etlstage.pipeline.dead_letter.retry import Retry, UnderWay, record_noted
 from etlstage.pipeline.dead_letter.store import FOLDER, SETTLED
 from etlstage.pipeline.delivery import position
 from etlstage.pipeline.delivery.delivery import Delivery
@@ -51,6 +52,7 @@ class Retries:
         self.stages: list[str] = names[1:]
         """Names of the stages that may have letters, in order."""
         self._shared: Session | None = None
+        self._repeats = False  # whether the retry was interrupted before
         end = keys.load.end
         self.waits: str | None = None
         """The stage in whose journals passed messages wait; None: they are loaded."""
@@ -89,29 +91,31 @@ class Retries:
         builder = self._builder(retry.number)
         epochs = self._epochs(retry.number, delivery)
         made = builder.retrying(retry, self.stages.index(retry.stage), epochs)
-        if self._keys.delivery == "exactly-once":
+        if self._keys.load.end.redoes(self._keys):
             self._begin(retry.number, made.output)
         return made
 
     def _begin(self, number: int, output: str) -> None:
         """Record where a retry loads: only there its sink finds what it has to replace."""
-        path = self._under_way
-        try:
-            found = position.load(path) if path.exists() else None
-            if found is None or found["number"] != number:
-                position.store(path, {"number": number, "output": output})
-            elif not same_output(str(found["output"]), output):
-                raise StateUnusable(
-                    f"retry {number} that was interrupted can't be repeated: it has"
-                    f" loaded into {found['output']}, not into {output}; complete it with"
-                    f" the old settings, or remove {path}"
-                )
-        except (OSError, ValueError, LookupError, TypeError) as error:
-            raise StateUnusable(f"can't use {path}: {error}") from error
+        found = UnderWay.of(self.state)
+        self._repeats = found is not None and found.number == number
+        if (
+            found is not None
+            and self._repeats
+            and not same_output(found.output, output)
+        ):
+            raise StateUnusable(
+                f"retry {number} that was interrupted can't be repeated: it has loaded"
+                f" into {found.output}, not into {output}; complete it with the old"
+                f" settings, or remove {UnderWay.path(self.state)}"
+            )
+        UnderWay(number, output, letter_time()).store(self.state)
 
     def give_up(self) -> None:
         """Forget a retry that has loaded nothing: the next may load elsewhere."""
-        self._under_way.unlink(missing_ok=True)
+        # What an interrupted one has loaded may still be there.
+        if not self._repeats:
+            UnderWay.path(self.state).unlink(missing_ok=True)
 
     def recover(self, number: int, delivery: Delivery) -> bool:
         """
@@ -142,10 +146,6 @@ class Retries:
         if self._keys.load.end.needs_spark:
             self._shared = builder.site.session()
         return builder
-
-    @property
-    def _under_way(self) -> Path:
-        return self.state / FOLDER / SETTLED / "retry.json"
 
     @property
     def _name(self) -> Path:

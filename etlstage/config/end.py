@@ -300,6 +300,10 @@ class SinkKeys(_EndKeys):
         """
         return self, pipeline.delivery
 
+    def redoes(self, pipeline: PipelineKeys) -> bool:
+        """Return whether a retry replaces what it loaded before it was interrupted."""
+        return pipeline.delivery == "exactly-once"
+
     def notes(self, pipeline: PipelineKeys) -> bool:
         """Return whether the sink itself keeps a record of each epoch."""
         return False

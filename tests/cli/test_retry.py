@@ -214,6 +214,53 @@ load: {{files: {{path: out, format: text, mode: append}}}}
     assert rows("out") == ["a!!", "b!!", "c!!", "d!!"]
 
 
+@pytest.mark.parametrize("mode", ["append", "overwrite"])
+def test_drop_of_letters_that_an_interrupted_retry_may_have_loaded(
+    pipeline: Path, etlstage: Etlstage, tmp_path: Path, mode: str
+) -> None:
+    """It waits for a retry, which replaces the rows, or for new output (issue 23)."""
+    (tmp_path / "in.txt").write_text("a\nb\nc\nd\n")
+    pipeline.write_text(f"""\
+delivery: exactly-once
+state: state
+extract: {{files: {{path: in.txt, format: text}}}}
+{PIPELINE.partition("load:")[0].replace(EXTRACT, "")}
+load: {{files: {{path: out, format: text, mode: {mode}}}}}
+""")
+    worker(tmp_path / "broken.py", BROKEN)
+    (tmp_path / "bad").write_text("b c")
+    assert etlstage("run", "pipeline.yaml", "-q").returncode == 0
+    (part,) = Retries.of_file(pipeline)
+    settled = Settled(part.state / FOLDER)
+    b, c = (x for x in settled.letters("one") if isinstance(x, DeadLetter))
+    (tmp_path / "bad").write_text("")
+    with Delivery(part.state) as delivery:
+        made = part.pipeline(Retry([b], settled.next), delivery)
+        assert anyio.run(made.run).error is None
+        # It is killed here.
+    worker(tmp_path / "broken.py", "raise SystemExit(3)")
+    assert etlstage("dlq", "retry", "pipeline.yaml", c.id, "-q").returncode == 1
+    for words in (
+        ["pipeline.yaml", b.id],
+        ["state", "--yes"],
+        ["pipeline.yaml", "--stage", "one", "--yes"],
+    ):
+        refused = etlstage("dlq", "drop", *words)
+        assert refused.returncode == 1
+        assert "a retry of the dead letters in" in refused.stderr
+        assert "complete it first with 'etlstage dlq retry'" in refused.stderr
+    worker(tmp_path / "broken.py", BROKEN)
+    then = ["dlq", "retry"] if mode == "append" else ["run"]
+    only = [c.id] if mode == "append" else []
+    assert etlstage(*then, "pipeline.yaml", *only, "-q").returncode == 0
+    dropped = etlstage("dlq", "drop", "pipeline.yaml", b.id)
+    assert dropped.stdout == "1 dead letter dropped\n"
+    parts = (tmp_path / "out").glob("part-*")
+    rows = sorted(line for one in parts for line in one.read_text().split())
+    new = ["b!!"] if mode == "overwrite" else []
+    assert rows == ["a!!", *new, "c!!", "d!!"]
+
+
 @pytest.mark.usefixtures("failed")
 def test_superseded_letters_are_left_out(etlstage: Etlstage, tmp_path: Path) -> None:
     """The run that replaced their output processed their messages again (issue 23)."""

@@ -810,3 +810,21 @@ def test_rule_about_what_could_not_be_read_is_silent(path: Path) -> None:
         "tests[1].stage: unknown stage 'c', expected one of extract, a, load",
         "tests[1].input: expected a list, got an empty mapping",
     ]
+
+
+@pytest.mark.parametrize(
+    ("keys", "end", "redoes"),
+    [
+        ("engine: local", "path: b, mode: append", False),
+        ("engine: streaming", "path: b, mode: append", True),
+        ("engine: streaming", "path: s3a://b/c, mode: append", True),
+        ("engine: streaming", "table: b, mode: append", False),
+    ],
+)
+def test_retry_that_replaces_what_it_has_loaded(
+    path: Path, keys: str, end: str, *, redoes: bool
+) -> None:
+    """At least once, a stream's files are replaced epoch by epoch (issue 23)."""
+    path.write_text(f"{SPARK_ENDS % ('path: a, format: text', end)}{keys}\n")
+    made, _ = load(path)
+    assert made.load.end.redoes(made) is redoes

@@ -305,6 +305,11 @@ class SparkSinkKeys(RowSinkKeys):
                 sink = replace(sink, path=path, mode="overwrite")
         return sink, delivery
 
+    def redoes(self, pipeline: PipelineKeys) -> bool:
+        """Return whether a retry replaces what it loaded before it was interrupted."""
+        streams_files = pipeline.engine == "streaming" and self.path is not None
+        return pipeline.delivery == "exactly-once" or streams_files
+
     def notes(self, pipeline: PipelineKeys) -> bool:
         """Return whether a database has the record, in the transaction of an epoch."""
         return pipeline.delivery == "exactly-once" and self.path is None

@@ -22,7 +22,7 @@ import secrets
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias, get_args
+from typing import Any, Final, Literal, NamedTuple, Self, TypeAlias, get_args
 
 from etlstage.disk import sync
 from etlstage.errors import StateUnusable, os_reason
@@ -43,6 +43,7 @@ from etlstage.pipeline.dead_letter.store import (
 )
 from etlstage.pipeline.delivery.folder import behind, opened
 from etlstage.pipeline.delivery.holder import LOCK
+from etlstage.pipeline.delivery.position import load, store
 from etlstage.pipeline.interfaces import Source
 
 __all__ = (
@@ -50,6 +51,7 @@ __all__ = (
     "LetterSource",
     "Retry",
     "Settled",
+    "UnderWay",
     "chunks",
     "record_noted",
     "settle",
@@ -64,6 +66,42 @@ _NUMBERED: Final = re.compile(f"{_RETRY}([0-9]+){re.escape(SUFFIX)}")
 
 
 Became: TypeAlias = Literal["passed", "dropped"]
+
+
+class UnderWay(NamedTuple):
+    """A retry that has begun, and replaces what it loaded before it was killed."""
+
+    number: int
+    """Its number: while the next retry has the same, it is not recorded."""
+    output: str
+    """Where it loads, as in records."""
+    time: str
+    """When it last began: ISO 8601, UTC."""
+
+    @staticmethod
+    def path(state: Path) -> Path:
+        """Return where a state directory has it."""
+        return state / FOLDER / SETTLED / "retry.json"
+
+    @classmethod
+    def of(cls, state: Path) -> Self | None:
+        """Return the last one of a state directory; raises StateUnusable."""
+        path = cls.path(state)
+        try:
+            found = load(path)
+            return cls(found["number"], str(found["output"]), str(found["time"]))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise StateUnusable(f"can't use {path}: {error}") from error
+
+    def store(self, state: Path) -> None:
+        """Store it, durably; raises StateUnusable."""
+        path = self.path(state)
+        try:
+            store(path, self._asdict())
+        except OSError as error:
+            raise StateUnusable(f"can't use {path}: {error}") from error
 
 
 class Settled:
@@ -125,6 +163,14 @@ class Settled:
         names = (path.name for path in files_in(self._folders[0] / SETTLED))
         retries = filter(None, map(_NUMBERED.fullmatch, names))
         return 1 + max((int(found[1]) for found in retries), default=0)
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a retry in this part may have loaded letters, but is not recorded."""
+        begun, by = UnderWay.of(self._folders[0].parent), self.replaced
+        if begun is None or begun.number != self.next:
+            return False
+        return by is None or by.time < begun.time
 
     def became(self, number: str) -> Became | None:
         """Return the outcome of a letter that is gone; None: it is not."""

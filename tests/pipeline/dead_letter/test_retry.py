@@ -10,7 +10,7 @@ import pytest
 from etlstage.errors import Attempt, StateUnusable
 from etlstage.pipeline import Pipeline
 from etlstage.pipeline.dead_letter.letter import DeadLetter
-from etlstage.pipeline.dead_letter.retry import Retry, Settled, chunks, settle
+from etlstage.pipeline.dead_letter.retry import Retry, Settled, UnderWay, chunks, settle
 from etlstage.pipeline.dead_letter.store import LetterFile, Torn, supersede
 from etlstage.pipeline.delivery.record import CommitRecord
 from etlstage.testing import MemorySink
@@ -256,6 +256,14 @@ def test_record_of_a_replacement_that_is_damaged(tmp_path: Path, text: str) -> N
         Settled(tmp_path / "dead_letters")
     with pytest.raises(StateUnusable, match=r"can't record in .* that the output was"):
         supersede(tmp_path, "new", "t")
+
+
+def test_retry_that_can_not_be_stored_as_under_way(tmp_path: Path) -> None:
+    """Nothing is loaded that no one would replace later (issue 23)."""
+    path = UnderWay.path(tmp_path)
+    path.mkdir(parents=True)
+    with pytest.raises(StateUnusable, match=r"can't use .*/retry\.json: "):
+        UnderWay(1, "text out", "t").store(tmp_path)
 
 
 async def test_what_failed_again_keeps_its_id(tmp_path: Path) -> None:
