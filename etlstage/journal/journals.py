@@ -22,7 +22,6 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import ExitStack, contextmanager
-from types import TracebackType
 from typing import Any, Final, Self
 
 import anyio
@@ -266,23 +265,13 @@ class Journals:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await anyio.to_thread.run_sync(self.close)
 
     def close(self) -> None:

@@ -26,7 +26,6 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from contextlib import AsyncExitStack, aclosing, suppress
 from functools import partial
-from types import TracebackType
 from typing import Any, Final, Self, assert_never
 
 import anyio
@@ -147,12 +146,7 @@ class LeasedSink(ShardSink):
             self._tasks.start_soon(self._look_for_shards, self._stream)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Stop the workers, and release the remaining leases."""
         self._tasks.cancel_scope.cancel()
         try:

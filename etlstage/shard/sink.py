@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self, TypeAlias
 
 import anyio
@@ -208,12 +207,7 @@ class ShardedSink(ShardSink):
             raise
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Stop the workers."""
         self._tasks.cancel_scope.cancel()
         try:

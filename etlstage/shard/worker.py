@@ -17,7 +17,6 @@ import json
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Sequence
 from contextlib import aclosing
-from types import TracebackType
 from typing import Any, Self
 
 import anyio
@@ -110,17 +109,12 @@ class ShardWorker:
             await self._start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, *_: object) -> None:
         """Stop the worker."""
         self.runs.close()
         self._given.close()
         if self._running:
-            await self._end(kind, error, trace)
+            await self._end(kind)
 
     async def _start(self) -> None:
         self._supervisor = AsyncSupervisor(
@@ -129,15 +123,10 @@ class ShardWorker:
         await self._supervisor.__aenter__()
         self._running, self.yielded = True, 0
 
-    async def _end(
-        self,
-        kind: type[BaseException] | None = None,
-        error: BaseException | None = None,
-        trace: TracebackType | None = None,
-    ) -> None:
+    async def _end(self, kind: object = None) -> None:
         self._running = False
         try:
-            await self._supervisor.__aexit__(kind, error, trace)
+            await self._supervisor.__aexit__(kind)
         finally:
             self.faults.append(self._supervisor.faults)
 

@@ -23,7 +23,6 @@ from contextlib import (
     asynccontextmanager,
     contextmanager,
 )
-from types import TracebackType
 from typing import Self, overload
 
 import anyio
@@ -206,12 +205,7 @@ class AsyncSupervisor:
             raise
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, *_: object) -> None:
         """Stop the workers; at once if the block failed or was cancelled."""
         self._in_loop()
         await self._finish(patient=kind is None)

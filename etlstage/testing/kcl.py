@@ -19,7 +19,6 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from signal import SIGKILL
-from types import TracebackType
 from typing import Final, NamedTuple, NoReturn, Self
 
 import anyio
@@ -181,13 +180,8 @@ class ProcessorUnderTest(UnderTest):
         self.accompany(self._write)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await super().__aexit__(kind, error, trace)
+    async def __aexit__(self, *error: object) -> None:
+        await super().__aexit__(*error)
         self._tell()
 
     async def initialized(self) -> None:

@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 from signal import Signals
-from types import TracebackType
 from typing import Any, Final, NoReturn, TypeAlias
 
 import anyio
@@ -262,12 +261,7 @@ class UnderTest(Process):
         super().__init__(stage, launch)
         self.timeout = timeout
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.kill()
 
     async def exited(self, otherwise: str = "did not exit") -> int:
