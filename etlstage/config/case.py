@@ -17,6 +17,7 @@ from etlstage.settings.definition import Definition, broken
 from etlstage.settings.kind import Kind, ListOf, MapOf, Maybe, Schema, Text
 from etlstage.settings.problem import Invalid, Problem, refused, unexpected
 from etlstage.settings.units import Duration, Name, Variables
+from etlstage.stage.where import equal
 
 __all__ = ("CaseKeys", "CasesKeys", "Items", "LetterKeys", "MessageText", "flat")
 
@@ -41,7 +42,7 @@ class MessageText(NamedTuple):
         """Return whether a message is this one."""
         if self.form == "json":
             try:
-                return _equal(json.loads(message), json.loads(self.text))
+                return equal(json.loads(message), json.loads(self.text))
             except (ValueError, RecursionError):
                 return False
         if self.form == "regex":
@@ -51,16 +52,6 @@ class MessageText(NamedTuple):
 
     def __str__(self) -> str:
         return self.text if self.form == "text" else f"{self.form} {self.text}"
-
-
-def _equal(one: object, other: object) -> bool:
-    """Return whether two JSON values are equal; to Python, true equals 1."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        same = one.keys() == other.keys()
-        return same and all(_equal(one[key], other[key]) for key in one)
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_equal, one, other))
-    return isinstance(one, bool) is isinstance(other, bool) and one == other
 
 
 class _Message(Kind):

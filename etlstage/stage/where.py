@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeAlias
 
-__all__ = ("Condition", "condition")
+__all__ = ("Condition", "condition", "equal")
 
 Condition: TypeAlias = Callable[[Any], bool]
 """Returns whether a document, as parsed by ``json``, meets the condition."""
@@ -137,9 +137,9 @@ def _comparison(left: ast.expr, ops: list[ast.cmpop], others: list[ast.expr]) ->
 def _test(op: ast.cmpop) -> Callable[[Any, Any], bool]:
     match op:
         case ast.Eq() | ast.Is():
-            return _equal
+            return equal
         case ast.NotEq() | ast.IsNot():
-            return lambda a, b: not _equal(a, b)
+            return lambda a, b: not equal(a, b)
         case ast.In():
             return _among
         case ast.NotIn():
@@ -168,21 +168,21 @@ def _ordered(a: object, b: object) -> bool:
     return texts or (_is_number(a) and _is_number(b))
 
 
-def _equal(a: Any, b: Any) -> bool:
-    """Compare as JSON does: true is not 1."""
+def equal(a: Any, b: Any) -> bool:
+    """Return whether two JSON values are equal; to Python, true equals 1."""
     if isinstance(a, bool) or isinstance(b, bool):
         return a is b
     if isinstance(a, list) and isinstance(b, list):
-        return len(a) == len(b) and all(map(_equal, a, b))
+        return len(a) == len(b) and all(map(equal, a, b))
     if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(_equal(a[key], b[key]) for key in a)
+        return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
     return bool(a == b)
 
 
 def _among(item: object, values: object) -> bool:
     """Return whether a value is in a list, a text in a text, or a name in an object."""
     if isinstance(values, list):
-        return any(_equal(item, value) for value in values)
+        return any(equal(item, value) for value in values)
     return isinstance(item, str) and isinstance(values, str | dict) and item in values
 
 
