@@ -30,7 +30,7 @@ from etlstage.protocol.events import Added, Event, Farewell, Opened, Ready
 from etlstage.stage.stage import Stage
 from etlstage.supervisor.contract import checker_of
 from etlstage.testing.dialect import kit_of
-from etlstage.testing.process import DRAIN, Otherwise, Process, UnderTest
+from etlstage.testing.process import DRAIN, Otherwise, UnderTest
 from etlstage.testing.replies import TAIL, Reply, ReplyReader
 from etlstage.testing.transcript import Channel, WorkerMisbehaved, cut
 from etlstage.transport import Launch, launch_worker
@@ -68,7 +68,10 @@ class WorkerUnderTest(UnderTest):
         super().__init__(stage, launch, timeout)
         limits = Limits(stage.max_message, stage.max_reply)
         self._replies = ReplyReader(stage.dialect, limits, stage.kind, stage.batch.size)
-        self._answers = _Answers(self._replies, self, mute=mute)
+        # Every writer holds it. An uncontended acquire must not yield to other tasks.
+        self._writing = anyio.Lock(fast_acquire=True)
+        self._mute = mute
+        self._due = anyio.Event()  # set: the session may have something to send
         self._dismissed = False  # it was asked to end
         pipes = "connection" if stage.dialect.connection is not None else "stdin"
         self._input, self._output = pipes, pipes.replace("stdin", "stdout")
@@ -105,7 +108,7 @@ class WorkerUnderTest(UnderTest):
         await self.start()
         try:
             if not self.session.in_order:
-                self.accompany(self._answers.run)
+                self.accompany(self._answer)
             if self.stage.program.ready:
                 await self.until(lambda: self.alive, "did not report that it is ready")
             if self.stage.dialect.announces:
@@ -125,7 +128,7 @@ class WorkerUnderTest(UnderTest):
 
     async def feed(self, *pieces: bytes) -> None:
         """Write raw bytes; each piece once the worker has read the previous one."""
-        async with self._answers.writing:
+        async with self._writing:
             await self._write(pieces)
 
     async def send(
@@ -141,7 +144,7 @@ class WorkerUnderTest(UnderTest):
             offset: Offset of the first byte, in terms of ``cuts``.
 
         """
-        async with self._answers.writing:
+        async with self._writing:
             self.examine()
             for event in events:
                 try:
@@ -153,9 +156,9 @@ class WorkerUnderTest(UnderTest):
                     await self.until(lambda: False, "can't be given more")
                 self._replies.note(event)
                 self._dismissed = self._dismissed or isinstance(event, Farewell)
-            wire, ends = self._answers.waiting()
+            wire, ends = self._waiting()
             await self._write([*cut(wire, cuts, offset)] if wire else ())
-        self._answers.wake()
+        self._due.set()
         if ends:
             self.close_stdin()
         return len(wire)
@@ -369,64 +372,38 @@ class WorkerUnderTest(UnderTest):
                 fate = f", and {self.fate}" if self.gone else ""
                 self.fail(f"closed its {self._input} before it had read all{fate}")
 
+    def _waiting(self) -> tuple[bytes, bool]:
+        """Return the session's pending output, and whether to close stdin after it."""
+        wire, ends = b"", False
+        while some := self.session.data_to_send():
+            wire += b"".join(some)
+            ends = ends or SEND_EOF in some
+        return wire, ends
+
+    async def _answer(self) -> None:
+        """Write what the session sends by itself, such as heartbeats."""
+        while not self.broken:
+            self._due = anyio.Event()
+            if not self._mute:
+                with suppress(BrokenPipeError):  # its exit is noticed elsewhere
+                    async with self._writing:
+                        await self.write(self._waiting()[0])
+            timer = self.session.get_timer()
+            with anyio.CancelScope(deadline=inf if timer is None else timer):
+                await self._due.wait()
+            self.session.handle_timer(anyio.current_time())
+            self._replies.take_events()
+        self.wake()
+
     def _why_it_left(self) -> str:
         """Return the reason that it announced; empty if it was asked to end."""
         return "" if self._dismissed else self._replies.farewell
 
     def take(self, data: bytes) -> bool:
         """Receive from its stdout; return whether that keeps to the protocol."""
-        self._answers.wake()
+        self._due.set()
         return self._replies.receive(data, anyio.current_time())
 
 
 def _failure(otherwise: Otherwise, why: str) -> str:
     return f"{otherwise if isinstance(otherwise, str) else otherwise()}: {why}"
-
-
-class _Answers:
-    """
-    Writes what a session sends by itself, such as heartbeats, between other writes.
-
-    Args:
-        replies: The conversation.
-        process: The worker.
-        mute: Whether to write nothing.
-
-    Attributes:
-        writing: The lock that every writer has to hold.
-
-    """
-
-    def __init__(self, replies: ReplyReader, process: Process, *, mute: bool) -> None:
-        # An uncontended acquire must not yield to other tasks.
-        self.writing: anyio.Lock = anyio.Lock(fast_acquire=True)
-        self._replies = replies
-        self._process = process
-        self._mute = mute
-        self._due = anyio.Event()
-
-    def wake(self) -> None:
-        self._due.set()
-
-    def waiting(self) -> tuple[bytes, bool]:
-        """Return the session's pending output, and whether to close stdin after it."""
-        wire, ends = b"", False
-        while some := self._replies.session.data_to_send():
-            wire += b"".join(some)
-            ends = ends or SEND_EOF in some
-        return wire, ends
-
-    async def run(self) -> None:
-        session = self._replies.session
-        while self._replies.fault is None:
-            self._due = anyio.Event()
-            if not self._mute:
-                with suppress(BrokenPipeError):  # its exit is noticed elsewhere
-                    async with self.writing:
-                        await self._process.write(self.waiting()[0])
-            timer = session.get_timer()
-            with anyio.CancelScope(deadline=inf if timer is None else timer):
-                await self._due.wait()
-            session.handle_timer(anyio.current_time())
-            self._replies.take_events()
-        self._process.wake()
