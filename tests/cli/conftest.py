@@ -74,19 +74,24 @@ def etlstage(tmp_path: Path, forks: Forks) -> Etlstage:
     """
     Run the command line in a directory of its own; wait for its end.
 
-    The command is forked (see ``Forks``), unless the test sets PYTHONPATH.
+    The command is forked (see ``Forks``), unless the test sets PYTHONPATH. It has to
+    exit with ``code``, if that is given.
     """
 
     def run(
         *arguments: str | Path,
         env: Mapping[str, str] | None = None,
         given: str = "",
+        code: int | None = None,
     ) -> subprocess.CompletedProcess[str]:
         # A fork has its modules imported already: PYTHONPATH would have no effect.
         if "PYTHONPATH" in (env or {}):
-            return run_in(tmp_path, *arguments, env=env, given=given)
-        words = [*map(str, arguments)]
-        return forks.run(words, tmp_path, environment(**(env or {})), given)
+            done = run_in(tmp_path, *arguments, env=env, given=given)
+        else:
+            words = [*map(str, arguments)]
+            done = forks.run(words, tmp_path, environment(**(env or {})), given)
+        assert code is None or done.returncode == code, done.stderr
+        return done
 
     return run
 

@@ -58,8 +58,7 @@ def test_all_checks_are_listed(etlstage: Etlstage) -> None:
 def test_breach_is_1(etlstage: Etlstage, tmp_path: Path) -> None:
     """The JSON has the reason and the transcript, and JUnit a failure (issue 12)."""
     arguments = ("--timeout", "6", "--", "python", "silent.py")
-    done = etlstage("check", "--json", "--junit", "out.xml", *arguments)
-    assert done.returncode == 1
+    done = etlstage("check", "--json", "--junit", "out.xml", *arguments, code=1)
     found = json.loads(done.stdout)
     assert not found["passed"]
     (failed,) = (each for each in found["checks"] if each["verdict"] == "failed")
@@ -73,8 +72,7 @@ def test_breach_is_1(etlstage: Etlstage, tmp_path: Path) -> None:
 
 def test_stage_of_a_pipeline_is_checked(etlstage: Etlstage) -> None:
     """The stage has its settings from the file (issue 12)."""
-    done = etlstage("check", "pipeline.yaml", "--stage", "extract")
-    assert done.returncode == 0
+    done = etlstage("check", "pipeline.yaml", "--stage", "extract", code=0)
     assert done.stdout.startswith("ok     writes all and exits")
 
 
@@ -108,8 +106,7 @@ def test_wrong_usage_is_2(
 
 def test_what_was_not_tried_is_one_line(etlstage: Etlstage) -> None:
     """A worker that never answers fails one check, not twenty (issue 12)."""
-    done = etlstage("check", "--", "true")
-    assert done.returncode == 1
+    done = etlstage("check", "--", "true", code=1)
     first, *_, others, last = done.stdout.splitlines()
     assert first.startswith("FAIL   answers: the worker ")
     assert others == "-      22 others not run: 'answers' has failed"
@@ -118,8 +115,7 @@ def test_what_was_not_tried_is_one_line(etlstage: Etlstage) -> None:
 
 def test_program_that_does_not_start_is_1(etlstage: Etlstage) -> None:
     """The error states why (issue 12)."""
-    done = etlstage("check", "--", "no-such-program")
-    assert done.returncode == 1
+    done = etlstage("check", "--", "no-such-program", code=1)
     assert "there is no program 'no-such-program'" in done.stderr
 
 
@@ -158,8 +154,7 @@ def test_worker_that_does_not_answer_is_shown_as_far_as_it_came(
     etlstage: Etlstage,
 ) -> None:
     """The error names the missing marker, and its output is printed (issue 12)."""
-    done = etlstage("try", "--timeout", "1", "--", "cat", given="one\n")
-    assert done.returncode == 1
+    done = etlstage("try", "--timeout", "1", "--", "cat", given="one\n", code=1)
     assert "without the marker eop '\\000' after its reply" in done.stdout
     assert done.stdout.splitlines()[-1].endswith("stdout  one<EOM>")
 
@@ -184,8 +179,7 @@ def test_extraction_is_shown(etlstage: Etlstage) -> None:
 
 def test_no_message_is_2(etlstage: Etlstage) -> None:
     """Empty input is wrong usage (issue 12)."""
-    done = etlstage("try", "--", "cat", given="")
-    assert done.returncode == 2
+    done = etlstage("try", "--", "cat", given="", code=2)
     assert "there is no message to try" in done.stderr
 
 
@@ -204,6 +198,5 @@ def test_worker_with_sessions_is_asked_for_ranges() -> None:
 
 def test_processor_that_commits_has_no_replies(etlstage: Etlstage) -> None:
     """The error names the commands that work for it (issue 25)."""
-    done = etlstage("try", "--dialect", "kcl", "--", "cat")
-    assert done.returncode == 2
+    done = etlstage("try", "--dialect", "kcl", "--", "cat", code=2)
     assert "see etlstage check --dialect kcl, and etlstage kcl simulate" in done.stderr

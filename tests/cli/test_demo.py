@@ -13,8 +13,7 @@ pytestmark = pytest.mark.spark
 
 def test_demo(etlstage: Etlstage, tmp_path: Path) -> None:
     """It runs its pipeline, shows rows, and leaves all files to the user."""
-    result = etlstage("demo", "here")
-    assert result.returncode == 0
+    result = etlstage("demo", "here", code=0)
     # If Spark is slow, the run reports its progress.
     events = {json.loads(line)["event"] for line in result.stderr.splitlines()}
     assert events <= {"progress"}

@@ -178,8 +178,7 @@ def test_pipeline_that_is_changed(etlstage: Etlstage, pipeline: Path) -> None:
         assert result.stdout.splitlines()[-1] == last
     shown = etlstage("dlq", "show", "pipeline.yaml", "abc", "--raw", *found)
     assert shown.stdout == "hello\tthere\nyou"
-    refused = etlstage("dlq", "ls", ".etlstage/letters", "--set", "name=x")
-    assert refused.returncode == 2
+    refused = etlstage("dlq", "ls", ".etlstage/letters", "--set", "name=x", code=2)
     assert refused.stderr.endswith("need a pipeline file, got .etlstage/letters\n")
 
 
@@ -199,8 +198,7 @@ def test_pipeline_that_is_wrong_elsewhere(etlstage: Etlstage, pipeline: Path) ->
     pipeline.write_text(pipeline.read_text() + "\nstuff: ${NOT_SET_HERE}\n")
     assert etlstage("dlq", "ls", pipeline).returncode == 0
     pipeline.write_text(pipeline.read_text() + "\nstate: ${NOT_SET_HERE}\n")
-    result = etlstage("dlq", "ls", pipeline)
-    assert result.returncode == 2
+    result = etlstage("dlq", "ls", pipeline, code=2)
     assert "state: environment variable NOT_SET_HERE is not set" in result.stderr
 
 
@@ -213,8 +211,7 @@ def test_pipeline_of_which_no_stage_can_be_read(
     text = f"name: letters\nextract: 5\nload: []\ntransform: {wrong}\n"
     pipeline.write_text(text)
     for words, last in (((), "4 dead letters"), (("--stage", "x"), "no dead letters")):
-        result = etlstage("dlq", "ls", pipeline, *words)
-        assert result.returncode == 0, result.stderr
+        result = etlstage("dlq", "ls", pipeline, *words, code=0)
         assert result.stdout.splitlines()[-1].startswith(last)
     assert etlstage("state", "show", pipeline).returncode == 0
 
@@ -368,16 +365,14 @@ def test_folder_that_is_no_state(
     result = etlstage("dlq", "ls", "x")
     error = "etlstage: error: x: is not the state directory of a pipeline"
     assert (result.returncode, result.stderr) == (2, f"{error}\n")
-    result = etlstage("dlq", "ls", tmp_path)
-    assert result.returncode == 2
+    result = etlstage("dlq", "ls", tmp_path, code=2)
     assert result.stderr.endswith(f" (did you mean {pipeline}?)\n")
 
 
 def test_file_that_is_no_pipeline(etlstage: Etlstage, tmp_path: Path) -> None:
     """It is an error, as for such a folder."""
     (tmp_path / "x.yaml").write_text("name: x\nservices: {}\n")
-    result = etlstage("dlq", "ls", "x.yaml")
-    assert result.returncode == 2
+    result = etlstage("dlq", "ls", "x.yaml", code=2)
     assert result.stderr == (
         "etlstage: error: x.yaml: is not a pipeline: it has no key extract and no key"
         " load\n"
@@ -590,8 +585,7 @@ def test_torn_letter_is_reported(etlstage: Etlstage, state: Path) -> None:
     """The others are listed all the same."""
     path = state / "dead_letters" / "upper.jsonl"
     path.write_bytes(path.read_bytes() + b'{"id": "x')
-    result = etlstage("dlq", "ls", "pipeline.yaml")
-    assert result.returncode == 0
+    result = etlstage("dlq", "ls", "pipeline.yaml", code=0)
     assert result.stderr == (
         f"etlstage: warning: {path}:4: skipped a truncated record of 9 bytes\n"
     )
@@ -610,8 +604,7 @@ def test_run_puts_aside_and_goes_on(
         )
     )
     env = {"TOKEN": "hunter2"}
-    result = etlstage("run", "pipeline.yaml", "--report", "r.json", env=env)
-    assert result.returncode == 0, result.stderr
+    result = etlstage("run", "pipeline.yaml", "--report", "r.json", env=env, code=0)
     assert (tmp_path / "loaded.txt").read_text() == "A\nC\n"
     rows = [line.split() for line in result.stdout.splitlines()]
     assert rows[2][:6] == ["upper", "3", "2", "1", "0", "0"]

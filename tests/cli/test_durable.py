@@ -96,8 +96,9 @@ def test_halves_are_run_apart(etlstage: Etlstage, tmp_path: Path) -> None:
     """What waits is in the first half's report; the second half reads all of it."""
     lines = [str(n) for n in range(1000)]
     pipeline(tmp_path, lines, "{partitions: 4, key: /id}")
-    done = etlstage("run", "p.yaml", "--only-before", "translate", "--report", "r.json")
-    assert done.returncode == 0, done.stderr
+    done = etlstage(
+        "run", "p.yaml", "--only-before", "translate", "--report", "r.json", code=0
+    )
     report = json.loads((tmp_path / "r.json").read_text())
     (edge,) = (edge for edge in report["edges"] if "journals" in edge)
     assert edge["name"] == "translate -> translate/edge"
@@ -106,15 +107,13 @@ def test_halves_are_run_apart(etlstage: Etlstage, tmp_path: Path) -> None:
     done = etlstage("run", "p.yaml", "--only-behind", "translate")
     assert "0 appended, 1,000 read, 0 wait" in done.stdout
     assert loaded(tmp_path) == sorted(lines)
-    done = etlstage("run", "p.yaml", "--only-before", "polish")
-    assert done.returncode == 2
+    done = etlstage("run", "p.yaml", "--only-before", "polish", code=2)
     assert "no stage 'polish' has a durable edge, expected one of translate" in (
         done.stderr
     )
     for option in ("--only-before", "--only-behind"):
         words = "--until", "translate", option, "translate"
-        done = etlstage("run", "p.yaml", *words)
-        assert done.returncode == 2
+        done = etlstage("run", "p.yaml", *words, code=2)
         assert "can't be combined with --only-before and --only-behind" in done.stderr
 
 
@@ -127,8 +126,7 @@ def test_output_of_the_last_load_is_refused_before_anything_is_read(
     assert etlstage("run", "p.yaml", "--only-before", "translate").returncode == 0
     assert etlstage("run", "p.yaml").returncode == 0
     assert loaded(tmp_path) == ["1", "2", "3"]
-    again = etlstage("run", "p.yaml")
-    assert again.returncode == 2
+    again = etlstage("run", "p.yaml", code=2)
     assert "out exists already: remove it, or set mode" in again.stderr
     shown = json.loads(etlstage("state", "show", "p.yaml", "--json").stdout)
     assert shown["edges"]["translate"]["waiting"]["messages"] == 0
@@ -221,8 +219,7 @@ def test_what_waits_keeps_an_edge_as_it_is(etlstage: Etlstage, tmp_path: Path) -
         ("false", "p.yaml:2:8: state: stage translate was durable, and 100 messages"),
     ):
         pipeline(tmp_path, lines, durable)
-        done = etlstage("run", "p.yaml")
-        assert done.returncode == 2
+        done = etlstage("run", "p.yaml", code=2)
         assert said in done.stderr
         assert "100 messages wait" in done.stderr
     pipeline(tmp_path, lines, "{partitions: 2, key: /id}")
@@ -257,8 +254,7 @@ def test_second_edge_is_kept_while_a_run_needs_it(
     assert etlstage(*part).returncode == 1
     broken.write_text(SALT)
     place.write_text(text)
-    found = etlstage("run", "p.yaml")
-    assert found.returncode == 2, found.stderr
+    found = etlstage("run", "p.yaml", code=2)
     why = "2 messages wait" if first else "a run was interrupted"
     assert f"state: stage polish was durable, and {why}" in found.stderr
 
@@ -296,8 +292,7 @@ def test_empty_input_that_is_run_in_halves_is_complete(
     place = pipeline(tmp_path, [])
     place.write_text(place.read_text().replace("exactly-once", delivery))
     for half in ("--only-before", "--only-behind"):
-        done = etlstage("run", "p.yaml", half, "translate")
-        assert done.returncode == 0, done.stderr
+        done = etlstage("run", "p.yaml", half, "translate", code=0)
         assert "output complete" in done.stdout
 
 
@@ -316,8 +311,7 @@ def test_moved_project_loads_what_waits(
         project.rename(tmp_path / name)
     elif how == "linked":
         (tmp_path / name).symlink_to(project)
-    done = etlstage("run", f"{name}/p.yaml")
-    assert done.returncode == 0, done.stderr
+    etlstage("run", f"{name}/p.yaml", code=0)
     assert loaded(tmp_path / name) == ["1", "2", "3"]
 
 
@@ -333,8 +327,7 @@ def test_run_that_fails_without_the_edge_is_repeated(
     (tmp_path / "salt.py").write_text("raise SystemExit(1)")
     assert etlstage("run", "p.yaml").returncode == 1
     (tmp_path / "salt.py").write_text(SALT)
-    done = etlstage("run", "p.yaml")
-    assert done.returncode == 0, done.stderr
+    etlstage("run", "p.yaml", code=0)
     assert loaded(tmp_path) == ["1", "1", "2", "2", "3", "3"]
 
 
@@ -395,8 +388,7 @@ def test_second_run_of_either_half_is_refused(
     pipeline(tmp_path, ["1"])
     for half, option in ((".", "before"), ("edge-translate", "behind")):
         with Delivery(tmp_path / "state" / half):
-            done = etlstage("run", "p.yaml", f"--only-{option}", "translate")
-            assert done.returncode == 1
+            done = etlstage("run", "p.yaml", f"--only-{option}", "translate", code=1)
             assert f"another run uses the state directory {tmp_path}" in done.stderr
             assert f"pid {os.getpid()}" in done.stderr
             taken = etlstage("state", "take-over", "p.yaml", "--yes")
@@ -430,8 +422,7 @@ def test_limit_is_that_of_the_part_that_runs_first(
         ("behind", "3", "0 appended, 1 read, 0 wait"),
     ):
         words = f"--only-{option}", "translate", "--limit", limit
-        done = etlstage("run", "p.yaml", *words, *plainly)
-        assert done.returncode == 0, done.stderr
+        done = etlstage("run", "p.yaml", *words, *plainly, code=0)
         assert f"edge translate -> polish: {counts}" in done.stdout
     assert "output incomplete" in done.stdout
     assert not (tmp_path / "out" / "_SUCCESS").exists()

@@ -29,8 +29,7 @@ def test_faults_happen_and_what_they_led_to_is_reported(
     etlstage: Etlstage, faulty: Path
 ) -> None:
     """A worker is started again, a message is dead-lettered, the others are loaded."""
-    result = etlstage("run", faulty, "--faults", "--report", "report.json")
-    assert result.returncode == 0, result.stderr
+    result = etlstage("run", faulty, "--faults", "--report", "report.json", code=0)
     assert (faulty.parent / "loaded.txt").read_text().splitlines()[-2:] == ["B", "C"]
     killed = "1 time; 1 worker was killed by SIGKILL"
     assert result.stdout.splitlines()[-3:] == [
@@ -52,8 +51,7 @@ def test_recording_has_what_the_supervisor_saw(
     etlstage: Etlstage, faulty: Path
 ) -> None:
     """The recording includes the injected faults."""
-    result = etlstage("run", faulty, "--faults", "--record", "recordings")
-    assert result.returncode == 0
+    result = etlstage("run", faulty, "--faults", "--record", "recordings", code=0)
     text = (faulty.parent / "recordings" / "load-1.1.rec").read_text()
     assert "no A today" in text
     assert result.stdout.endswith("4 conversations recorded in recordings\n")
@@ -75,8 +73,7 @@ def test_faults_are_refused_where_no_one_wants_them(
     etlstage: Etlstage, faulty: Path, command: str
 ) -> None:
     """Nothing is started; ``validate`` accepts the file."""
-    result = etlstage(command, faulty)
-    assert result.returncode == 2
+    result = etlstage(command, faulty, code=2)
     assert "faults are only for etlstage run --faults" in result.stderr
     assert "pipeline.yaml:8:3: " in result.stderr
     assert etlstage("validate", faulty).returncode == 0
@@ -112,8 +109,7 @@ def test_worker_that_connects_has_faults_of_its_own(
     faults = "  - {stage: upper, kind: kill, message: 2, start: 1}\n"
     faults += "  - {stage: upper, kind: lose_terminate}\n"
     pipeline.write_text(f"{text}faults:\n{faults}")
-    result = etlstage("run", pipeline, "--faults")
-    assert result.returncode == 0, result.stderr
+    result = etlstage("run", pipeline, "--faults", code=0)
     loaded = (pipeline.parent / "loaded.txt").read_text()
     assert loaded.splitlines() == ["A", "B", "C"]
     assert result.stdout.splitlines()[-2:] == [
@@ -123,8 +119,7 @@ def test_worker_that_connects_has_faults_of_its_own(
     wrong = faults.replace("lose_terminate", "extra_eop")
     wrong += "  - {stage: load, kind: revoke}\n"
     pipeline.write_text(f"{text}faults:\n{wrong}")
-    result = etlstage("run", pipeline, "--faults")
-    assert result.returncode == 2
+    result = etlstage("run", pipeline, "--faults", code=2)
     first, second = re.findall(r"pipeline.yaml:\d+:\d+: (faults.*)", result.stderr)
     what = "extra_eop needs markers, which dialect cocaine does not have"
     assert first == f"faults[1].kind: {what}"

@@ -76,8 +76,7 @@ def test_failure_is_shown_kept_and_dropped(etlstage: Etlstage, tmp_path: Path) -
     assert re.search(r", \d+ shrinking steps? \(seed 1\)\n", found.stdout)
     assert "CaseFailed: the worker " in run_program(found.stdout, tmp_path)
 
-    again = etlstage(*fuzz)
-    assert again.returncode == 1
+    again = etlstage(*fuzz, code=1)
     assert again.stdout.startswith("regression: a saved case still fails:\nFAILED ")
     played = etlstage("replay")
     assert (played.returncode, played.stderr) == (1, "")
@@ -86,12 +85,10 @@ def test_failure_is_shown_kept_and_dropped(etlstage: Etlstage, tmp_path: Path) -
     assert etlstage("replay", recording).returncode == 0
 
     worker.write_text(LINES)
-    played = etlstage("replay")
-    assert played.returncode == 0
+    played = etlstage("replay", code=0)
     assert played.stdout.startswith("FIXED  it ")
     assert played.stdout.endswith("1 case: 1 fixed, 0 failed\n")
-    mended = etlstage("fuzz", "--max-examples", "20", *fuzz[1:])
-    assert mended.returncode == 0
+    mended = etlstage("fuzz", "--max-examples", "20", *fuzz[1:], code=0)
     first, passed, last = mended.stdout.splitlines()
     assert first.startswith("fixed: it ")
     assert passed == (
@@ -164,8 +161,8 @@ def test_batch_and_timeout_are_kept(etlstage: Etlstage, tmp_path: Path) -> None:
         *("fuzz", "--seed", "1", "--timeout", "4", "--batch", "worker:2"),
         *("--dialect", "marker:bnc_after_last=true"),
         *("--", sys.executable, "-S", "worker.py"),
+        code=1,
     )
-    assert found.returncode == 1
     assert "batch=BatchPolicy(size=2)" in found.stdout
     assert "timeout=4.0" in found.stdout
     assert "CaseFailed: the worker" in run_program(found.stdout, tmp_path)
@@ -208,8 +205,7 @@ def test_model_is_found_beside_the_worker(etlstage: Etlstage, tmp_path: Path) ->
     options = ("--seed", "1", "--max-examples", "25", "--model")
     passed = etlstage("fuzz", *options, "model:upper", *command)
     assert (passed.returncode, passed.stderr) == (0, "")
-    failed = etlstage("fuzz", *options, "model:same", *command)
-    assert failed.returncode == 1
+    failed = etlstage("fuzz", *options, "model:same", *command, code=1)
     assert failed.stdout.startswith(
         "FAILED it differs from the model: gave [b'X'] for b'x',"
         " but [b'x'] in the model\n"
@@ -250,8 +246,7 @@ def test_stage_of_a_pipeline_is_fuzzed(
     played = etlstage("replay", env=env)
     assert played.stdout.splitlines()[0].endswith("; pipeline.yaml --stage upper)")
     pipeline.write_text(text.replace("name: upper", "name: shout"))
-    gone = etlstage("replay", env=env)
-    assert gone.returncode == 2
+    gone = etlstage("replay", env=env, code=2)
     assert "unknown stage 'upper'" in gone.stderr
 
 
@@ -267,12 +262,10 @@ def test_sample_is_begun_from(etlstage: Etlstage, tmp_path: Path) -> None:
     )
     (tmp_path / "sample").write_text("total;17\ntotal;4\n")
     worker = ("--", sys.executable, "-S", "worker.py")
-    found = etlstage("fuzz", "--seed", "1", "--sample", "sample", *worker)
-    assert found.returncode == 1
+    found = etlstage("fuzz", "--seed", "1", "--sample", "sample", *worker, code=1)
     assert "  1. total;" in found.stdout
     (tmp_path / "sample").write_text("one\n\0two\n")
-    wrong = etlstage("fuzz", "--sample", "sample", *worker)
-    assert wrong.returncode == 2
+    wrong = etlstage("fuzz", "--sample", "sample", *worker, code=2)
     assert "message 2 of the sample: " in wrong.stderr
 
 
@@ -304,8 +297,7 @@ def test_input_is_drawn_as_it_is_described(
         "orders = st.integers(0, 9).map(lambda n: b'{\"n\": %d}' % n)\n"
     )
     fuzz = ("fuzz", "--seed", "1", option, value)
-    found = etlstage(*fuzz, "--", sys.executable, "worker.py")
-    assert found.returncode == 1, found.stderr
+    found = etlstage(*fuzz, "--", sys.executable, "worker.py", code=1)
     assert found.stdout.startswith(
         "FAILED the worker has 1 reply outstanding: exited with status"
     )
@@ -345,8 +337,7 @@ def test_input_that_can_not_be_drawn(
     """It is wrong usage (issue 26)."""
     for name, content in (("in.json", "{}"), ("text", "{"), ("list", "[]")):
         (tmp_path / name).write_text(content)
-    result = etlstage("fuzz", *options, "--", "cat")
-    assert result.returncode == 2
+    result = etlstage("fuzz", *options, "--", "cat", code=2)
     assert text in result.stderr
 
 
@@ -467,8 +458,7 @@ def test_what_is_wrong_is_reported(
     options: list[str], said: str, etlstage: Etlstage
 ) -> None:
     """Wrong options are reported before the worker is started (issue 12)."""
-    result = etlstage("fuzz", *options, "--", "./no-such-worker")
-    assert result.returncode == 2
+    result = etlstage("fuzz", *options, "--", "./no-such-worker", code=2)
     assert said in result.stderr
 
 
@@ -604,8 +594,7 @@ def test_processor_is_searched_kept_and_played(
     """The shortened case is kept, and its recording is replayed (issue 25)."""
     (tmp_path / "processor.py").write_text(PROCESSOR)
     command = (*("--dialect", "kcl", "--", sys.executable, "-S", "processor.py"),)
-    found = etlstage("fuzz", "--seed", "1", "--max-examples", "12", *command)
-    assert found.returncode == 1, found.stderr
+    found = etlstage("fuzz", "--seed", "1", "--max-examples", "12", *command, code=1)
     assert "it exited with status 4" in found.stdout
     assert "1 record ''; checkpoint: " in found.stdout
     assert "verify(stage, Case([Records([b''], errors=['" in found.stdout
@@ -618,6 +607,5 @@ def test_processor_is_searched_kept_and_played(
 
 def test_processor_has_no_replies_to_be_compared(etlstage: Etlstage) -> None:
     """Options that compare replies are refused (issue 25)."""
-    done = etlstage("fuzz", "--dialect", "kcl", "--stateless", "--", "cat")
-    assert done.returncode == 2
+    done = etlstage("fuzz", "--dialect", "kcl", "--stateless", "--", "cat", code=2)
     assert "--stateless: a worker of dialect kcl commits" in done.stderr

@@ -243,8 +243,7 @@ def test_page_in_a_browser(etlstage: Etlstage, pipeline: Path, tmp_path: Path) -
     """It renders in light, dark, print and on a phone, fetching nothing (issue 11)."""
     (tmp_path / "slow.py").write_text(SLOW)
     pipeline.write_text(PIPELINE)
-    result = etlstage("run", pipeline, "--report-html", "r.html", "--quiet")
-    assert result.returncode == 0, result.stderr
+    etlstage("run", pipeline, "--report-html", "r.html", "--quiet", code=0)
     path = tmp_path / "r.html"
     assert path.stat().st_mode & 0o777 == 0o600
     with browser(tmp_path / "profile") as chromium:
@@ -292,8 +291,7 @@ def test_page_that_can_not_be_written(
         f"import shutil; shutil.rmtree('reports', True)\n{upper.read_text()}"
     )
     options = ("--report-html", "reports/r.html", "--report", "r.json")
-    result = etlstage("run", pipeline, *options, "--quiet")
-    assert result.returncode == 0
+    result = etlstage("run", pipeline, *options, "--quiet", code=0)
     assert result.stderr.count("\n") == 1
     assert "reports/r.html can't be written" in result.stderr
     assert json.loads((tmp_path / "r.json").read_text())["status"] == "done"

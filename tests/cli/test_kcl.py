@@ -51,6 +51,5 @@ def test_dollars_stay(etlstage: Etlstage, tmp_path: Path) -> None:
 
 def test_file_that_is_not_there(etlstage: Etlstage) -> None:
     """The error is one line; the exit code is that of a wrong file."""
-    result = etlstage("kcl", "import", "none.properties")
-    assert result.returncode == 2
+    result = etlstage("kcl", "import", "none.properties", code=2)
     assert "none.properties: no such file or directory" in result.stderr

@@ -21,8 +21,7 @@ def stored(pipeline: Path) -> list[str]:
 
 def test_without_a_terminal(etlstage: Etlstage, stored: list[str]) -> None:
     """The error names the option for unattended jobs (issue 23)."""
-    result = etlstage(*stored)
-    assert result.returncode == 2
+    result = etlstage(*stored, code=2)
     assert result.stderr.endswith(
         "etlstage: error: no answer, as there is no terminal to ask on: pass --yes\n"
     )
@@ -32,7 +31,6 @@ def test_without_a_terminal(etlstage: Etlstage, stored: list[str]) -> None:
 @pytest.mark.parametrize(("answer", "code"), [("n\n", 1), ("y\n", 0)])
 def test_answer(etlstage: Etlstage, stored: list[str], answer: str, code: int) -> None:
     """Answering no changes nothing, and is not an unexpected error (issue 23)."""
-    result = etlstage(*stored, given=answer)
-    assert result.returncode == code
+    result = etlstage(*stored, given=answer, code=code)
     assert "unexpected" not in result.stderr
     assert ("nothing was changed" in result.stderr) == bool(code)

@@ -181,7 +181,6 @@ def test_library_that_is_missing(etlstage: Etlstage, pipeline: Path) -> None:
     path.mkdir(parents=True)
     (path / "__init__.py").write_text("raise ImportError")
     env = {"PYTHONPATH": f"{path.parent}:{os.getcwd()}"}
-    result = etlstage("run", pipeline, "--metrics", "0", env=env)
-    assert result.returncode == 2
+    result = etlstage("run", pipeline, "--metrics", "0", env=env, code=2)
     assert "pip install 'etlstage[prometheus]'" in result.stderr
     assert not (pipeline.parent / "loaded.txt").exists()

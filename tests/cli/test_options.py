@@ -40,8 +40,7 @@ def test_quiet_run_shows_what_is_wrong(etlstage: Etlstage, noisy: Path) -> None:
 def test_quiet_run_that_fails_shows_why(etlstage: Etlstage, pipeline: Path) -> None:
     """The error is printed whatever the log's level is."""
     (pipeline.parent / "upper.py").write_text("raise SystemExit(3)")
-    result = etlstage("run", pipeline, "-q", "--log-level", "error")
-    assert result.returncode == 1
+    result = etlstage("run", pipeline, "-q", "--log-level", "error", code=1)
     assert result.stdout == ""
     assert "etlstage: error: stage upper" in result.stderr
 
@@ -66,8 +65,7 @@ def test_log_for_people_where_there_is_no_terminal(
 
 def test_wrong_level(etlstage: Etlstage, noisy: Path) -> None:
     """The error names the levels."""
-    result = etlstage("run", noisy, "--log-level", "loud")
-    assert result.returncode == 2
+    result = etlstage("run", noisy, "--log-level", "loud", code=2)
     for level in Level:
         assert level.value in result.stderr
 

@@ -213,8 +213,7 @@ def test_wrong_words_are_named(
 ) -> None:
     """The error is one line, exit code 2; nothing is read, nothing is started."""
     (tmp_path / "cat").touch()
-    done = etlstage("pipe", *words)
-    assert done.returncode == 2
+    done = etlstage("pipe", *words, code=2)
     assert said in done.stderr
     assert done.stdout == ""
 

@@ -75,8 +75,7 @@ def test_worker_that_dies_is_reported_with_its_last_words(
     """How it ended is reported, too."""
     program = "echo oh dear >&2; kill -SEGV $$"
     file = recordings / "load-1.1.rec"
-    result = etlstage("replay", file, "--", "sh", "-c", program)
-    assert result.returncode == 1
+    result = etlstage("replay", file, "--", "sh", "-c", program, code=1)
     assert "  + (nothing)\n" in result.stdout
     assert "the worker was killed by SIGSEGV; the recorded one exited" in result.stdout
     assert "  stderr: oh dear\n" in result.stdout
@@ -110,8 +109,7 @@ def test_other_files_are_refused(
 
 def test_folder_in_place_of_a_recording(recordings: Path, etlstage: Etlstage) -> None:
     """The error names a recording that is in there (issue 27)."""
-    refused = etlstage("replay", "recordings")
-    assert refused.returncode == 2
+    refused = etlstage("replay", "recordings", code=2)
     assert refused.stderr == (
         "etlstage: error: recordings is a folder: name one recording, such as"
         " recordings/extract-1.1.rec\n"
@@ -125,8 +123,7 @@ def test_recordings_of_another_run_are_not_mixed(
     recordings: Path, etlstage: Etlstage, pipeline: Path
 ) -> None:
     """A folder holds the recordings of one run."""
-    result = etlstage("run", pipeline, "--record", recordings)
-    assert result.returncode == 2
+    result = etlstage("run", pipeline, "--record", recordings, code=2)
     assert "holds recordings of another run; remove them" in result.stderr
 
 
@@ -138,8 +135,7 @@ def test_workers_elsewhere_are_not_recorded(etlstage: Etlstage, pipeline: Path) 
     text = re.sub(r"(extract|load): .*\n", "", pipeline.read_text())
     pipeline.write_text(f"engine: spark\n{text}{frames}")
     (pipeline.parent / "a.txt").touch()
-    result = etlstage("run", pipeline, "--record", "recordings")
-    assert result.returncode == 2
+    result = etlstage("run", pipeline, "--record", "recordings", code=2)
     assert "pipeline.yaml:1:9: engine spark starts workers in" in result.stderr
 
 
@@ -147,10 +143,7 @@ def test_secrets_are_not_recorded(etlstage: Etlstage, pipeline: Path) -> None:
     """A variable in a command is recorded as it is written in the file."""
     text = pipeline.read_text()
     pipeline.write_text(text.replace("upper.py]", "upper.py, '${KEY}']"))
-    result = etlstage(
-        "run", pipeline, "--record", "recordings", env={"KEY": "hunter22"}
-    )
-    assert result.returncode == 0
+    etlstage("run", pipeline, "--record", "recordings", env={"KEY": "hunter22"}, code=0)
     recording = Recording.load(pipeline.parent / "recordings" / "upper-1.1.rec")
     assert recording.command[-1] == "${KEY}"
 
@@ -165,8 +158,7 @@ def test_expect_is_proposed_from_recordings(
     assert first == "# from 3 replies of stage upper, 0 refused"
     assert lines[:2] == ["expect:", "  outputs: 1"]
     assert re.fullmatch(r"  max_seconds: \d+m?s", lines[-1])
-    wrong = etlstage("expect", "infer", "recordings", "--stage", "upcase")
-    assert wrong.returncode == 2
+    wrong = etlstage("expect", "infer", "recordings", "--stage", "upcase", code=2)
     assert "unknown stage 'upcase'" in wrong.stderr
     path = recordings / "upper-1.1.rec"
     schema = etlstage("expect", "infer", path, "--schema", "out.json")
@@ -183,8 +175,9 @@ def test_schema_of_an_output_that_is_nested_too_deeply(
     entries = (Entry(channel, part, 0.0) for channel, part in data)
     recording = Recording(stage="s", dialect=MarkerDialect(), entries=(*entries,))
     recording.save(tmp_path / "s.rec")
-    result = etlstage("expect", "infer", tmp_path / "s.rec", "--schema", "out.json")
-    assert result.returncode == 2
+    result = etlstage(
+        "expect", "infer", tmp_path / "s.rec", "--schema", "out.json", code=2
+    )
     assert result.stderr == (
         "etlstage: error: an output is nested too deeply for a schema\n"
     )

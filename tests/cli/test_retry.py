@@ -93,8 +93,7 @@ def test_retry(etlstage: Etlstage, tmp_path: Path) -> None:
     assert (passed.returncode, passed.stdout) == (0, "1 dead letter passed\n")
     assert (tmp_path / "loaded.txt").read_text() == "a!!\nd!!\nb!!\n"
     assert [id_ for id_, _, _ in listed(etlstage)] == [kept]
-    twice = etlstage("dlq", "retry", "pipeline.yaml", new)
-    assert twice.returncode == 2
+    twice = etlstage("dlq", "retry", "pipeline.yaml", new, code=2)
     assert twice.stderr.endswith(f"dead letter '{new}' has passed in a retry\n")
 
 
@@ -118,8 +117,7 @@ def test_letters_of_a_run_that_replaced_nothing_are_left_out(
     assert etlstage("run", "pipeline.yaml", "-q").returncode == 0
     whole = [id_ for id_, _, _ in listed(etlstage)]
     (tmp_path / "bad").write_text("b c d")
-    failed = etlstage("run", "pipeline.yaml", "-q")
-    assert failed.returncode == 1
+    etlstage("run", "pipeline.yaml", "-q", code=1)
     assert len(listed(etlstage)) > len(whole)
     assert rows() == ["a!!", "d!!"]
     shown = etlstage("dlq", "ls", "pipeline.yaml").stdout
@@ -285,8 +283,7 @@ def test_superseded_letters_are_left_out(etlstage: Etlstage, tmp_path: Path) -> 
         .stdout.replace("    ", "  ")
         .split("\n")
     )
-    again = etlstage("dlq", "retry", "pipeline.yaml", "-q")
-    assert again.returncode == 0
+    again = etlstage("dlq", "retry", "pipeline.yaml", "-q", code=0)
     assert again.stdout == (
         f"2 dead letters are skipped: their output was overwritten by run {run}, or never"
         " written;"
@@ -310,8 +307,7 @@ def test_retry_that_can_not_be(
     assert result.returncode == 1
     assert "another run uses the state directory" in result.stderr
     failed.write_text(PIPELINE.replace("name: one", "name: won"))
-    result = etlstage("dlq", "retry", "pipeline.yaml")
-    assert result.returncode == 2
+    result = etlstage("dlq", "retry", "pipeline.yaml", code=2)
     assert "has no stage 'one' (did you mean 'won'?), but there are" in result.stderr
 
 
@@ -327,8 +323,7 @@ def test_letters_of_a_run_that_broke_off(
             "a97b3e10", stages=["extract", "one", "load"], letters={}, from_start=True
         )
     for command in (["retry"], ["drop", "--yes"]):
-        result = etlstage("dlq", *command, "pipeline.yaml")
-        assert result.returncode == 1
+        result = etlstage("dlq", *command, "pipeline.yaml", code=1)
         assert "the run a97b3e10 that uses" in result.stderr
         assert "was interrupted: complete it first" in result.stderr
     assert len(listed(etlstage)) == 2
@@ -345,8 +340,7 @@ def test_retry_that_was_taken_over(etlstage: Etlstage, tmp_path: Path) -> None:
         worker.transform(lambda message: take_over(Path({str(state)!r})) and [message])
     """
     worker(tmp_path / "broken.py", taking)
-    result = etlstage("dlq", "retry", "pipeline.yaml", "-q")
-    assert result.returncode == 1
+    result = etlstage("dlq", "retry", "pipeline.yaml", "-q", code=1)
     assert "another run has taken over the state directory" in result.stderr
     assert [attempts for _, _, attempts in listed(etlstage)] == [1, 1]
 
@@ -434,8 +428,7 @@ def test_damaged_input_is_left_out(
     ((number, stage, attempts),) = listed(etlstage)
     assert (stage, attempts) == ("extract", 0)
     assert "no json" in etlstage("dlq", "show", "pipeline.yaml", number).stdout
-    again = etlstage("dlq", "retry", "pipeline.yaml")
-    assert again.returncode == 2
+    again = etlstage("dlq", "retry", "pipeline.yaml", code=2)
     assert again.stderr == (
         "etlstage: error: 1 dead letter is damaged input, which no stage can"
         " process: 'etlstage dlq export --raw' writes it, 'etlstage dlq drop' removes"

@@ -213,8 +213,7 @@ def test_report_that_can_not_be_written_at_the_end(
     (tmp_path / "upper.py").write_text(
         "import shutil, sys; shutil.rmtree('reports', True); sys.exit(3)"
     )
-    result = etlstage("run", pipeline, "--report", "reports/r.json")
-    assert result.returncode == 1
+    result = etlstage("run", pipeline, "--report", "reports/r.json", code=1)
     (why,) = re.findall("^etlstage: error: .*", result.stderr, re.MULTILINE)
     assert why.startswith("etlstage: error: stage upper: all workers failed")
     assert result.stderr.splitlines()[-1] == line
@@ -256,8 +255,8 @@ def test_secrets_are_shown_nowhere(
     result = etlstage(
         *("run", path, "--report", "r.json", "--report-html", "r.html", *debug),
         env={"TOKEN": "hunter 2's"},
+        code=1,
     )
-    assert result.returncode == 1
     report = (tmp_path / "r.json").read_text()
     page = (tmp_path / "r.html").read_text()
     for text in (result.stdout, result.stderr, report, page):
@@ -286,8 +285,7 @@ def test_report_on_a_loop_of_links(
 ) -> None:
     """It is reported before anything runs (issue 10)."""
     (tmp_path / "r.json").symlink_to("r.json")
-    result = etlstage("run", pipeline, "--report", "r.json")
-    assert result.returncode == 2
+    result = etlstage("run", pipeline, "--report", "r.json", code=2)
     assert result.stderr == (
         "etlstage: error: report r.json can't be written: too many levels of symbolic"
         " links\n"
@@ -301,16 +299,14 @@ def test_worker_that_cant_be_started(
     """The error is one clear line without a traceback; the report is still written."""
     no_program(tmp_path / "nope")
     pipeline.write_text(pipeline.read_text().replace("python, upper.py", "./nope"))
-    result = etlstage("run", pipeline, "--report", "r.json")
-    assert result.returncode == 1
+    result = etlstage("run", pipeline, "--report", "r.json", code=1)
     *_, line = result.stderr.splitlines()
     assert line.startswith("etlstage: error: stage upper: can't start worker")
     assert "/nope has no #! line that names its interpreter" in line
     assert "accounted for: 0 loaded" in result.stdout
     assert re.search(r"^letters: failed in ", result.stdout, re.MULTILINE)
     assert json.loads((tmp_path / "r.json").read_text())["status"] == "failed"
-    debug = etlstage("run", pipeline, "--debug")
-    assert debug.returncode == 1
+    debug = etlstage("run", pipeline, "--debug", code=1)
     assert "Traceback (most recent call last)" in debug.stderr
     assert line in debug.stderr
 
@@ -319,8 +315,7 @@ def test_worker_that_exits_at_once(etlstage: Etlstage, pipeline: Path) -> None:
     """Its last line is in the log, in the error and in the error's story."""
     command = "[sh, -c, 'echo no licence >&2; exit 3']"
     pipeline.write_text(pipeline.read_text().replace("[python, upper.py]", command))
-    result = etlstage("run", pipeline)
-    assert result.returncode == 1
+    result = etlstage("run", pipeline, code=1)
     log, _, rest = result.stderr.partition("etlstage: error: ")
     logged = [json.loads(event) for event in log.splitlines()]
     assert any(e.get("line") == "no licence" for e in logged)
@@ -338,8 +333,7 @@ def test_second_run_with_one_state_is_refused(
     worker(tmp_path / "slow.py", SLOW)
     process = start("run", pipeline)
     wait_for(process.stderr, "first message is here")
-    refused = etlstage("run", pipeline, "--report", "r.json")
-    assert refused.returncode == 1
+    refused = etlstage("run", pipeline, "--report", "r.json", code=1)
     assert re.fullmatch(
         rf"etlstage: error: another run uses the state directory {tmp_path}/state \(pid"
         rf" {process.pid} on \S+, since \S+\): wait until it has ended, shut"
@@ -561,8 +555,7 @@ def test_reply_that_is_not_as_expected(
         f"stage upper: the reply breaks expect.{expect[:4]}"
     )
     more = ("--set", "transform.upper.on_error.then=fail")
-    result = etlstage("run", pipeline, *more)
-    assert result.returncode == 1
+    result = etlstage("run", pipeline, *more, code=1)
     assert "stage upper: the reply breaks expect." in result.stderr
 
 
@@ -574,8 +567,7 @@ def test_mismatches_by_name(etlstage: Etlstage, pipeline: Path, tmp_path: Path) 
     promises = "{outputs: 1, schema: out.json}, on_mismatch: count"
     text = pipeline.read_text().replace(stage, f"{stage}\n    expect: {promises}")
     pipeline.write_text(text.replace(", on_mis", "\n    on_mis"))
-    result = etlstage("run", pipeline, "--report", "r.json")
-    assert result.returncode == 0
+    result = etlstage("run", pipeline, "--report", "r.json", code=0)
     assert (
         "upper: replies not as expected: 1 by outputs, 1 by schema\n" in result.stdout
     )
@@ -583,10 +575,10 @@ def test_mismatches_by_name(etlstage: Etlstage, pipeline: Path, tmp_path: Path) 
     report = json.loads((tmp_path / "r.json").read_text())
     found = [stage["mismatches"] for stage in report["stages"]]
     assert found == [{}, {"outputs": 1, "schema": 1}, {}]
-    result = etlstage("run", pipeline, "--set", "transform.upper.on_mismatch=fail")
-    assert result.returncode == 1
+    result = etlstage(
+        "run", pipeline, "--set", "transform.upper.on_mismatch=fail", code=1
+    )
     assert "upper: the reply breaks expect.outputs: 2 outputs, not 1" in result.stderr
     (tmp_path / "out.json").unlink()
-    result = etlstage("validate", pipeline)
-    assert result.returncode == 2
+    result = etlstage("validate", pipeline, code=2)
     assert "transform[0].expect.schema: there is no file" in result.stderr

@@ -298,12 +298,10 @@ def test_take_over_from_a_run_that_ends_during_the_question(
 @pytest.mark.process
 def test_state_of_a_pipeline(etlstage: Etlstage, pipeline: Path) -> None:
     """``show`` works before anything is stored; ``reset`` asks first."""
-    result = etlstage("state", "show", "pipeline.yaml")
-    assert result.returncode == 0
+    result = etlstage("state", "show", "pipeline.yaml", code=0)
     where = pipeline.parent / ".etlstage" / "letters"
     assert result.stdout == f"nothing is stored in {where}\n"
     with Delivery(where):
         pass
-    result = etlstage("state", "reset", "pipeline.yaml", given="n\n")
-    assert result.returncode == 1
+    result = etlstage("state", "reset", "pipeline.yaml", given="n\n", code=1)
     assert "so that the next run starts from the beginning? [y/N]" in result.stdout

@@ -232,8 +232,7 @@ def test_outcomes_that_cant_be_written(etlstage: Etlstage, tested: Path) -> None
     tested.write_text(
         f"{PIPELINE}tests: [{{name: a, stage: extract, output: [a, b]}}]\n"
     )
-    result = etlstage("test", "p.yaml", "--junit", "nowhere/j.xml")
-    assert result.returncode == 2
+    result = etlstage("test", "p.yaml", "--junit", "nowhere/j.xml", code=2)
     assert "1 test: 1 passed" in result.stdout
     assert result.stderr == (
         "etlstage: error: nowhere/j.xml can't be written: no such file or directory\n"

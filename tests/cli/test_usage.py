@@ -35,8 +35,7 @@ UNSTARTED: Final = (
 )
 def test_wrong_usage(etlstage: Etlstage, arguments: list[str], error: str) -> None:
     """There is one line on stderr, nothing on stdout, and exit code 2."""
-    result = etlstage(*arguments)
-    assert result.returncode == 2
+    result = etlstage(*arguments, code=2)
     assert result.stdout == ""
     (line,) = result.stderr.splitlines()
     assert line.startswith(f"etlstage: error: {error}")
@@ -117,8 +116,7 @@ def test_state_whose_name_is_too_long(
 def test_wrong_file(etlstage: Etlstage, tmp_path: Path) -> None:
     """All problems are reported at once, a line each, in the order of the file."""
     (tmp_path / "p.yaml").write_text("nam: x\nextract: {}\n")
-    result = etlstage("run", "p.yaml")
-    assert result.returncode == 2
+    result = etlstage("run", "p.yaml", code=2)
     assert result.stderr.splitlines() == [
         "etlstage: error: p.yaml:1:1: load: required key is missing",
         "etlstage: error: p.yaml:1:1: nam: unknown key (did you mean 'name'?)",
@@ -137,8 +135,7 @@ def test_version(etlstage: Etlstage) -> None:
 
 def test_help(etlstage: Etlstage) -> None:
     """It lists the commands, by group."""
-    result = etlstage("--help")
-    assert result.returncode == 0
+    result = etlstage("--help", code=0)
     for name in ("run", "init", "demo", "--version"):
         assert name in result.stdout
     titles = re.findall(r"^(\w+):$", result.stdout, re.MULTILINE)
@@ -172,8 +169,7 @@ def test_report_that_cant_be_written(
     # Not a device of the machine: where tests run as root, a bug of ours would replace
     # the device.
     os.mkfifo(tmp_path / "pipe")
-    result = etlstage("run", pipeline, "--report", name)
-    assert result.returncode == 2
+    result = etlstage("run", pipeline, "--report", name, code=2)
     assert result.stderr.startswith(f"etlstage: error: report {name} ")
     assert not (tmp_path / "loaded.txt").exists()
 
@@ -184,8 +180,7 @@ def test_init(etlstage: Etlstage, tmp_path: Path) -> None:
     assert (result.returncode, result.stderr) == (0, "")
     assert "etlstage run here/demo/pipeline.yaml" in result.stdout
     assert (tmp_path / "here" / "demo" / "pipeline.yaml").is_file()
-    again = etlstage("init", "here")
-    assert again.returncode == 2
+    again = etlstage("init", "here", code=2)
     assert "exists already and is not overwritten" in again.stderr
 
 
