@@ -1,8 +1,9 @@
 """
 The commands by name, and how their failures are reported.
 
-A command is a module of this package, imported when it is called. Exit codes: 0 done,
-1 failed, 2 wrong usage or file, 4 drained after a signal, 5 stopped by force.
+A command is a module of this package, imported when it is called: it has a function
+``main``, or an ``app`` of several commands. Exit codes: 0 done, 1 failed, 2 wrong usage
+or file, 4 drained after a signal, 5 stopped by force.
 """
 
 from __future__ import annotations
@@ -76,7 +77,10 @@ class _Group(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # noqa: ANN401
         if (name := args[0]) in self.commands:
             module = import_module(f"etlstage.cli.{MODULES.get(name, name)}")
-            command = typer.main.get_command(module.app)
+            if (app := getattr(module, "app", None)) is None:
+                app = new_app()
+                app.command(name)(module.main)
+            command = typer.main.get_command(app)
             command.help = command.help or self.commands[name].help
             self.commands[name] = command
         return super().resolve_command(ctx, args)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated
 
 import anyio
@@ -24,7 +25,6 @@ from etlstage.cli.options import (
     StageName,
     Timeout,
     Words,
-    new_app,
 )
 from etlstage.cli.screen import Screen
 from etlstage.cli.signals import interruptible
@@ -40,9 +40,7 @@ from etlstage.testing.check.suite import (
     summary,
 )
 
-__all__ = ("app",)
-
-app: typer.Typer = new_app()
+__all__ = ("main",)
 
 
 def _list(wanted: bool) -> None:
@@ -58,8 +56,7 @@ def _list(wanted: bool) -> None:
     raise typer.Exit
 
 
-@app.command("check")
-def _check(
+def main(
     words: Words,
     *,
     kind: Kind = None,
@@ -99,11 +96,8 @@ def _check(
         for line in () if as_json or finding.blocked else finding.lines():
             screen.tell(program.shown(line))
 
-    async def main() -> list[Finding]:
-        return await check_worker(subject, found=show)
-
     with interruptible():
-        findings = anyio.run(main)
+        findings = anyio.run(partial(check_worker, subject, found=show))
     command = program.secrets.conceal(command_line(program.stage))
     if as_json:
         plain = program.secrets.concealed(_plain(command, findings))

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from etlstage.cli.init import copy_examples
-from etlstage.cli.options import Debug, Verbosity, new_app
+from etlstage.cli.options import Debug, Verbosity
 from etlstage.cli.progress import exit_code, run_pipeline
 from etlstage.cli.screen import Screen
 from etlstage.cli.signals import Signals, interruptible
@@ -21,17 +21,14 @@ from etlstage.config.build import pipeline_from_here
 from etlstage.config.end import located
 from etlstage.config.loader import load
 
-__all__ = ("app",)
+__all__ = ("main",)
 
 ROWS: Final = 5
 COLUMNS: Final = ("date", "airport", "species", "damage", "cost_usd", "grade")
 SORT_BY: Final = "cost_usd"
 
-app: typer.Typer = new_app()
 
-
-@app.command("demo")
-def _demo(
+def main(
     folder: Annotated[
         Path | None,
         typer.Argument(

@@ -25,7 +25,6 @@ from etlstage.cli.options import (
     Values,
     Verbosity,
     changes_of,
-    new_app,
 )
 from etlstage.cli.progress import exit_code, watch
 from etlstage.cli.screen import Screen
@@ -53,9 +52,8 @@ from etlstage.transport.watchdog import scratch
 if TYPE_CHECKING:
     from etlstage.pipeline.capture import Capture
 
-__all__ = ("Build", "app", "compare")
+__all__ = ("Build", "compare", "main")
 
-app: typer.Typer = new_app()
 
 ENGINES: Final = ("local", "spark")
 """A stream has no end at which it could be compared."""
@@ -78,8 +76,7 @@ class _Side(NamedTuple):
     messages: Capture
 
 
-@app.command("diff")
-def _diff(
+def main(
     file: File,
     *,
     overlays: Overlays = None,

@@ -29,7 +29,6 @@ from etlstage.cli.options import (
     StageName,
     Timeout,
     Words,
-    new_app,
 )
 from etlstage.cli.replay import SURE
 from etlstage.cli.screen import Screen
@@ -57,7 +56,7 @@ if TYPE_CHECKING:
 
     from etlstage.testing.fuzzing.fuzz import Fuzzer, Progress
 
-__all__ = ("app",)
+__all__ = ("main",)
 
 _SIZE: Final = 3
 """Maximum number of messages in a batch, if its size is not given."""
@@ -66,8 +65,6 @@ _OF_OUTPUTS: Final[Mapping[str, str]] = {
     "json_out": "--json-out",
     "idempotent": "--idempotent",
 }
-
-app: typer.Typer = new_app()
 
 
 class DrawnInput(NamedTuple):
@@ -134,8 +131,7 @@ class DrawnInput(NamedTuple):
         return schema
 
 
-@app.command("fuzz")
-def _fuzz(
+def main(
     words: Words,
     *,
     kind: Kind = None,

@@ -9,23 +9,20 @@ from typing import Annotated, Final
 import typer
 
 from etlstage.cli.drawing import Box, Joint, clean, stages
-from etlstage.cli.options import File, Overlays, Values, changes_of, new_app
+from etlstage.cli.options import File, Overlays, Values, changes_of
 from etlstage.config.loader import load
 from etlstage.config.plan import Part, Plan, plan_of
 from etlstage.errors import ConfigError, guess
 from etlstage.telemetry.terminal import harmless
 
-__all__ = ("app",)
+__all__ = ("main",)
 
 LONGEST: Final = 40  # characters of a line
 LETTERS: Final = "dead letters"
 JOURNALS: Final = "journals"
 
-app: typer.Typer = new_app()
 
-
-@app.command("graph")
-def _graph(
+def main(
     file: File,
     *,
     kind: Annotated[

@@ -9,13 +9,11 @@ from typing import Annotated, Final
 
 import typer
 
-from etlstage.cli.options import new_app
 from etlstage.cli.screen import Screen
 from etlstage.errors import ConfigError, guess
 
-__all__ = ("GROUPS", "app", "list_topics", "show_topic", "topics")
+__all__ = ("GROUPS", "list_topics", "main", "show_topic", "topics")
 
-app: typer.Typer = new_app()
 
 GROUPS: Final = {
     "tutorials": "Tutorials",
@@ -27,8 +25,7 @@ GROUPS: Final = {
 LINK: Final = re.compile(r"\[([^]]+)\]\((?:[.\w/-]*/)?([\w-]+)\.md(?:#[\w-]+)?\)")
 
 
-@app.command("help")
-def _help(
+def main(
     topic: Annotated[
         str | None,
         typer.Argument(

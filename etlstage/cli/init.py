@@ -17,15 +17,12 @@ from typing import Annotated, Final, NamedTuple
 import typer
 
 from etlstage.cli.failure import naming
-from etlstage.cli.options import new_app
 from etlstage.cli.screen import confirm
 from etlstage.errors import ConfigError, guess
 from etlstage.messages import counted
 from etlstage.telemetry.terminal import harmless
 
-__all__ = ("app", "copy_examples", "init")
-
-app: typer.Typer = new_app()
+__all__ = ("copy_examples", "main")
 
 
 class Template(NamedTuple):
@@ -76,8 +73,7 @@ def _start(folder: Path, language: str, *, yes: bool) -> int:
     return 0
 
 
-@app.command("init")
-def init(
+def main(
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", help="Target folder; created if missing.")
     ],

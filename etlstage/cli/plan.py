@@ -6,24 +6,20 @@ import textwrap
 from collections.abc import Iterator
 from typing import Final
 
-import typer
 from rich.text import Text
 
-from etlstage.cli.options import File, Overlays, Values, changes_of, new_app
+from etlstage.cli.options import File, Overlays, Values, changes_of
 from etlstage.cli.screen import Screen
 from etlstage.config.loader import examine
 from etlstage.config.plan import Plan, plan_of
 from etlstage.telemetry.terminal import harmless
 
-__all__ = ("app",)
+__all__ = ("main",)
 
 LABEL: Final = 10  # columns of a label
 
-app: typer.Typer = new_app()
 
-
-@app.command("plan")
-def plan(file: File, *, overlays: Overlays = None, values: Values = None) -> int:
+def main(file: File, *, overlays: Overlays = None, values: Values = None) -> int:
     """Show programs, edges, guarantees and memory of a run, and start nothing."""
     screen = Screen()
     for style, text, below in _lines(

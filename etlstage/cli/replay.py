@@ -16,7 +16,6 @@ import anyio
 import typer
 
 from etlstage.cli.failure import FAILED, complain, naming
-from etlstage.cli.options import new_app
 from etlstage.cli.screen import Screen
 from etlstage.cli.signals import interruptible
 from etlstage.cli.subject import silence
@@ -36,7 +35,7 @@ from etlstage.testing.recording.replay import (
 )
 from etlstage.testing.transcript import Channel, clipped
 
-__all__ = ("app",)
+__all__ = ("main",)
 
 SURE: Final = 3
 """How often a case has to pass before it counts as fixed."""
@@ -45,11 +44,8 @@ _SHOWN: Final = 20
 _STDERR: Final = 5
 """Maximum number of last lines of stderr that are shown."""
 
-app: typer.Typer = new_app()
 
-
-@app.command("replay")
-def _replay(
+def main(
     file: Annotated[
         Path | None,
         typer.Argument(

@@ -30,7 +30,6 @@ from etlstage.cli.options import (
     Values,
     Verbosity,
     changes_of,
-    new_app,
 )
 from etlstage.cli.signals import FORCED, Signals
 from etlstage.errors import ConfigError, os_reason
@@ -40,13 +39,10 @@ if TYPE_CHECKING:
     from etlstage.pipeline.report import Report
     from etlstage.pipeline.runner import Runner
 
-__all__ = ("app",)
-
-app: typer.Typer = new_app()
+__all__ = ("main",)
 
 
-@app.command("run")
-def _run(
+def main(
     file: File,
     *,
     overlays: Overlays = None,

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import typer
 
-from etlstage.cli.options import new_app
 from etlstage.config.schema import schema_text
 
-__all__ = ("app",)
-
-app: typer.Typer = new_app()
+__all__ = ("main",)
 
 
-@app.command("schema")
-def _schema() -> int:
+def main() -> int:
     """Print the JSON Schema of the pipeline file, for editors."""
     typer.echo(schema_text(), nl=False)
     return 0

@@ -21,7 +21,6 @@ from typing import Final, NamedTuple
 
 import anyio
 import anyio.to_thread
-import typer
 
 from etlstage.cli import junit as xml
 from etlstage.cli.failure import FAILED
@@ -34,7 +33,6 @@ from etlstage.cli.options import (
     Values,
     Verbosity,
     changes_of,
-    new_app,
 )
 from etlstage.cli.screen import Screen
 from etlstage.cli.signals import interruptible
@@ -58,9 +56,7 @@ from etlstage.supervisor import AsyncSupervisor
 from etlstage.telemetry.terminal import harmless
 from etlstage.transport.watchdog import scratch
 
-__all__ = ("app",)
-
-app: typer.Typer = new_app()
+__all__ = ("main",)
 
 
 class CaseResult(NamedTuple):
@@ -71,8 +67,7 @@ class CaseResult(NamedTuple):
     seconds: float
 
 
-@app.command("test")
-def _test(
+def main(
     file: File,
     *,
     overlays: Overlays = None,

@@ -23,7 +23,6 @@ from etlstage.cli.options import (
     StageName,
     Timeout,
     Words,
-    new_app,
 )
 from etlstage.cli.screen import Screen
 from etlstage.cli.signals import interruptible
@@ -53,15 +52,13 @@ from etlstage.testing.dialect import kit_of
 from etlstage.testing.replies import Reply
 from etlstage.testing.transcript import Channel
 
-__all__ = ("app",)
+__all__ = ("main",)
 
-app: typer.Typer = new_app()
 
 _OUTPUTS = 20  # that are shown of an extraction
 
 
-@app.command("try")
-def _try(
+def main(
     words: Words,
     *,
     kind: Kind = None,
@@ -91,7 +88,7 @@ def _try(
     refuse_who_commits(program, "tried")
     screen = Screen()
 
-    async def main() -> int:
+    async def attempt() -> int:
         messages = _messages(words, options, program, sample)
         if options.stage is not None:
             # The stages that make them have ended before the worker is started.
@@ -106,7 +103,7 @@ def _try(
             return await _converse(program, messages, limit, timeout, screen)
 
     with interruptible():
-        return anyio.run(main)
+        return anyio.run(attempt)
 
 
 async def _converse(

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import typer
-
-from etlstage.cli.options import File, Overlays, Values, changes_of, new_app
+from etlstage.cli.options import File, Overlays, Values, changes_of
 from etlstage.cli.screen import Screen
 from etlstage.config.loader import cases_of, examine
 
-__all__ = ("app",)
-
-app: typer.Typer = new_app()
+__all__ = ("main",)
 
 
-@app.command("validate")
-def _validate(file: File, *, overlays: Overlays = None, values: Values = None) -> int:
+def main(file: File, *, overlays: Overlays = None, values: Values = None) -> int:
     """Check a pipeline file and what it refers to on this machine; start nothing."""
     keys, document = examine(file, changes_of(overlays, values))
     cases_of(keys, document)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from etlstage.cli.init import copy_examples, init
+from etlstage.cli.init import copy_examples, main
 from etlstage.errors import ConfigError
 from tests.cli.conftest import Etlstage
 from tests.examples.languages import ANY_MARKERS
@@ -22,7 +22,7 @@ def test_init_copies_all_examples(
 ) -> None:
     """It also prints what to do next."""
     folder = tmp_path / "new" / "place"
-    assert init(folder) == 0
+    assert main(folder) == 0
     assert (folder / "demo" / "pipeline.yaml").is_file()
     assert os.access(folder / "workers" / "shell" / "transform.sh", os.X_OK)
     assert not list(folder.rglob("__*"))
@@ -169,8 +169,7 @@ def test_folder_that_has_files(
     shutil.rmtree(tmp_path / "mine")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").touch()
-    result = etlstage("init", "mine", *words)
-    assert result.returncode == 2
+    result = etlstage("init", "mine", *words, code=2)
     assert result.stderr.endswith("no terminal to ask on: pass --yes\n")
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
     result = etlstage("init", "mine", *words, given="n\n")

@@ -5,7 +5,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from etlstage.cli.plan import plan
+from etlstage.cli.plan import main
 from etlstage.telemetry.terminal import harmless
 from tests.cli.conftest import Etlstage
 from tests.cli.test_screen import Terminal
@@ -72,7 +72,7 @@ def test_plan_on_a_terminal(
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.chdir(pipeline.parent)
-    assert plan(Path("pipeline.yaml")) == 0
+    assert main(Path("pipeline.yaml")) == 0
     expected = SCREEN
     if columns == 200:
         expected = expected.replace("\n             minute", " minute")
