@@ -37,12 +37,6 @@ load: {worker: {command: [python, keep.py]}}
 """
 
 
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    """Run async tests on one event loop: they do not test the loop."""
-    return "asyncio"
-
-
 def command(arguments: Sequence[str | Path]) -> list[str]:
     """Return the command line of etlstage."""
     return [sys.executable, "-m", "etlstage", *map(str, arguments)]

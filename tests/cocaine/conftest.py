@@ -7,12 +7,6 @@ import pytest
 from tests.cocaine.framework import WORKER, installed
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    """Run with one event loop: what differs between the two is tested elsewhere."""
-    return "asyncio"
-
-
 @pytest.fixture(scope="session")
 def framework(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     """Return the command of a published framework's worker, with rare heartbeats."""

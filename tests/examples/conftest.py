@@ -13,12 +13,6 @@ from tests.conversation import Conversation
 from tests.examples.languages import PACKAGE, Language
 
 
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    """Run async tests on asyncio only: they don't test the event loop."""
-    return "asyncio"
-
-
 class Start(Protocol):
     """Starts a worker of a language; a path instead of a name starts that program."""
 

@@ -20,12 +20,6 @@ from tests.kcl.recipes import COUNT, RECIPES, SHARD, Recipe
 pytestmark = [pytest.mark.process, pytest.mark.anyio]
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    """Run on asyncio only: the supervisor has its own tests for both event loops."""
-    return "asyncio"
-
-
 @pytest.fixture(scope="module")
 def server() -> Iterator[Kinesalite]:
     """Run one server for all tests of the file."""

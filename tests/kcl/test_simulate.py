@@ -38,12 +38,6 @@ kcl.run(Printer())
 LINES = [b"one", b"two", b"three", b"four", b"five"]
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    """Return the event loop."""
-    return "asyncio"
-
-
 async def told(
     folder: Path,
     source: str = SDK,

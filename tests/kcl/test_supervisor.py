@@ -35,12 +35,6 @@ RECORDS = [b"%d" % n for n in range(10)]
 SHARD = Assignment("shardId-000000000000")
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    """Run on asyncio only: the supervisor has its own tests for both event loops."""
-    return "asyncio"
-
-
 def stage(source: str, folder: Path, *arguments: str, batch: int = 5) -> Stage:
     """Return a stage with a processor of the current client."""
     file = folder / "processor.py"

@@ -65,12 +65,6 @@ ABORT = """\
 """
 
 
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    """Run async tests on one event loop; the loop makes no difference here."""
-    return "asyncio"
-
-
 class Resumable(ScriptedSource):
     """Six messages with a position after every two."""
 

@@ -39,12 +39,6 @@ PATIENT = Timeouts(message=10, stop=0.1)
 QUICK = Timeouts(start=10, message=1, stop=0.1)
 
 
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    """Run on one event loop: the matrix is large, and it does not test the loop."""
-    return "asyncio"
-
-
 @dataclass
 class Ledger:
     """What became of the messages and of the workers of a stage."""
