@@ -32,6 +32,7 @@ __all__ = (
     "Connector",
     "Dialect",
     "DialectSession",
+    "IdentityEnum",
     "Limits",
     "Paired",
     "Services",
@@ -41,6 +42,14 @@ __all__ = (
 
 SEND_EOF: Final = b""
 """Marks in the list from ``data_to_send()`` where to close the sending direction."""
+
+
+class IdentityEnum(Enum):
+    """An enumeration whose members are hashed as objects, and not by their names."""
+
+    # A transition looks up members, and Enum's own hash is Python code.
+    if not TYPE_CHECKING:
+        __hash__ = object.__hash__
 
 
 class Side(Enum):

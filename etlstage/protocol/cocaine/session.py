@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import math
 from enum import Enum
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from etlstage.errors import LocalProtocolError, RemoteProtocolError
 from etlstage.messages import counted
-from etlstage.protocol.base import Limits, Side
+from etlstage.protocol.base import IdentityEnum, Limits, Side
 from etlstage.protocol.cocaine.frame import (
     ONE,
     ZERO,
@@ -72,12 +72,8 @@ class Deadlines(NamedTuple):
     """On the worker's side: from a heartbeat to its answer."""
 
 
-class Alarm(Enum):
+class Alarm(IdentityEnum):
     """A deadline; its value describes what has been missed when it passes."""
-
-    # An alarm is set with each read, and Enum's own hash is Python code.
-    if not TYPE_CHECKING:
-        __hash__ = object.__hash__
 
     HANDSHAKE = "it did not identify itself"
     HEARTBEAT = "there was no heartbeat"

@@ -18,8 +18,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from enum import Enum
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from etlstage.errors import (
     LocalProtocolError,
@@ -28,7 +27,7 @@ from etlstage.errors import (
     RemoteProtocolError,
 )
 from etlstage.messages import Run, Singles, counted
-from etlstage.protocol.base import SEND_EOF, Side
+from etlstage.protocol.base import SEND_EOF, IdentityEnum, Side
 from etlstage.protocol.events import (
     Alive,
     Assignment,
@@ -73,7 +72,7 @@ MOST_ASKED: Final = 1_000
 """Checkpoints that may await answers; threads of a processor may ask concurrently."""
 
 
-class State(Enum):
+class State(IdentityEnum):
     """The action that a processor is working on."""
 
     INITIALIZING = "initialize"
@@ -92,10 +91,6 @@ class State(Enum):
     """It must exit."""
     ERROR = "error"
     """It broke the protocol, or closed stdout."""
-
-    # Members are single objects: hashing their names, in Python, costs more.
-    if not TYPE_CHECKING:
-        __hash__ = object.__hash__
 
 
 _RANK: Final = {why: rank for rank, why in enumerate(FarewellReason)}

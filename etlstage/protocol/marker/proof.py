@@ -42,10 +42,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from enum import Enum
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from etlstage.messages import counted
+from etlstage.protocol.base import IdentityEnum
 from etlstage.protocol.events import Ended, Event, Mispaired
 from etlstage.protocol.marker.blocks import LONGEST_QUIET, BlockSizing, Terms
 from etlstage.protocol.marker.markers import Markers
@@ -63,7 +63,7 @@ _GREETING: Final = 0.1
 _AHEAD: Final = 2 * 1024 * 1024  # bytes of messages that may be unanswered
 
 
-class Stand(Enum):
+class Stand(IdentityEnum):
     """The state of the proof of a block."""
 
     OPEN = "OPEN"
@@ -77,11 +77,8 @@ class Stand(Enum):
     OVER = "OVER"
     """The replies do not add up, or the worker is gone."""
 
-    if not TYPE_CHECKING:
-        __hash__ = object.__hash__
 
-
-class ProofStep(Enum):
+class ProofStep(IdentityEnum):
     """An event that changes the state of a proof."""
 
     END = "end of a block"
@@ -90,9 +87,6 @@ class ProofStep(Enum):
     RELEASE = "release"
     STOP = "end of input"
     GIVE_UP = "fault"
-
-    if not TYPE_CHECKING:
-        __hash__ = object.__hash__
 
 
 TRANSITIONS: Final[dict[tuple[Stand, ProofStep], Stand]] = {

@@ -47,7 +47,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
-from typing import TYPE_CHECKING, Final
+from typing import Final
+
+from etlstage.protocol.base import IdentityEnum
 
 __all__ = (
     "TRANSITIONS",
@@ -84,7 +86,7 @@ class Mode(Enum):
         return self in (Mode.BATCH_WORKER, Mode.BATCH_SUPERVISOR)
 
 
-class MarkerState(Enum):
+class MarkerState(IdentityEnum):
     """The state of a session."""
 
     IDLE = "IDLE"
@@ -102,12 +104,8 @@ class MarkerState(Enum):
     ERROR = "ERROR"
     """The peer broke the protocol."""
 
-    # Members are single objects: hashing their names, in Python, costs more.
-    if not TYPE_CHECKING:
-        __hash__ = object.__hash__
 
-
-class Token(Enum):
+class Token(IdentityEnum):
     """What may pass between the sides; the value is its name in errors."""
 
     MESSAGE = "a message"
@@ -118,9 +116,6 @@ class Token(Enum):
     LAST_EOP = "the last EOP owed"
     ERR = "ERR"
     BNC = "BNC"
-
-    if not TYPE_CHECKING:
-        __hash__ = object.__hash__
 
 
 _ONE_BY_ONE: Final = {
