@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 
@@ -18,9 +17,9 @@ from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.spark import register
 from etlstage.spark.datasource.datasource import read_worker
 from etlstage.spark.datasource.reader import ranges
-from etlstage.spark.errors import explain
 from etlstage.stage import OffsetPolicy
 from tests.spark.driver import Driver
+from tests.spark.jobs import failure
 from tests.spark.processes import are_gone
 
 pytestmark = pytest.mark.spark
@@ -48,13 +47,6 @@ def read(spark: SparkSession, schema: str = "", /, **options: object) -> DataFra
     for name, value in options.items():
         reader = reader.option(name.replace("__", "."), str(value))
     return (reader.schema(schema) if schema else reader).load()
-
-
-def failure(frame: Callable[[], object]) -> str:
-    """Return the explained error of a computation."""
-    with pytest.raises(Exception) as raised:  # noqa: PT011 - its text is the point
-        frame()
-    return explain(raised.value)
 
 
 # --- once -------------------------------------------------------------------------

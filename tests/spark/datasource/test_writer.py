@@ -4,7 +4,6 @@ import fcntl
 import json
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
@@ -19,9 +18,9 @@ from etlstage.spark import register
 from etlstage.spark.datasource import writer as module
 from etlstage.spark.datasource.datasource import WorkerDataSource
 from etlstage.spark.datasource.writer import EpochOfWrite, Staged, WrittenPart
-from etlstage.spark.errors import explain
 from tests.crash.power import Disk
 from tests.spark.driver import Driver
+from tests.spark.jobs import failure
 
 pytestmark = pytest.mark.spark
 
@@ -82,13 +81,6 @@ def texts(spark: SparkSession, *rows: str, partitions: int = 2) -> DataFrame:
     array = f"array({', '.join(map(repr, rows))})"
     frame = spark.range(0, len(rows), 1, partitions)
     return frame.selectExpr(f"element_at({array}, int(id) + 1) as t")
-
-
-def failure(job: Callable[[], object]) -> str:
-    """Return the explained error of a job."""
-    with pytest.raises(Exception) as raised:  # noqa: PT011 - its text is the point
-        job()
-    return explain(raised.value)
 
 
 def files(path: Path) -> list[str]:

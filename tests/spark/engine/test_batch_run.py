@@ -16,6 +16,7 @@ from etlstage.errors import SinkFailed, SourceFailed, StageError
 from etlstage.pipeline import DeadLetter, Pipeline, Report
 from etlstage.pipeline.dead_letter.store import letter_files, read_letters
 from etlstage.spark.dataframe import sink as sink_module
+from tests.spark.jobs import running
 from tests.spark.processes import HANGING, are_gone, wait_for_pids
 
 pytestmark = [pytest.mark.spark, pytest.mark.anyio]
@@ -262,13 +263,7 @@ async def test_drained_run_loads_nothing(
     waiting = f"open({str(started)!r}, 'w').close(); import time; time.sleep(3600)"
     (tmp_path / "worker.py").write_text(waiting + "\n" + text)
     runner = Pipeline.from_yaml(path, spark=spark)
-    reports = []
-
-    async def start() -> None:
-        reports.append(await runner.run())
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(start)
+    async with running(runner) as reports:
         with anyio.fail_after(60):
             while not started.exists():  # noqa: ASYNC110 - it's another process that acts
                 await anyio.sleep(0.05)
@@ -290,16 +285,9 @@ async def test_load_is_broken_off_behind_the_drain_limit(
     (tmp_path / "load.py").write_text(HANGING)
     (tmp_path / "pids").mkdir()
     runner = Pipeline.from_yaml(path, spark=spark)
-    reports = []
-
-    async def start() -> None:
-        reports.append(await runner.run())
-
-    with anyio.fail_after(150):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(start)
-            pids = await anyio.to_thread.run_sync(wait_for_pids, tmp_path / "pids")
-            runner.drain()
+    async with running(runner) as reports:
+        pids = await anyio.to_thread.run_sync(wait_for_pids, tmp_path / "pids")
+        runner.drain()
     (report,) = reports
     assert (report.status, report.error) == ("drained", None)
     assert await anyio.to_thread.run_sync(are_gone, pids[1:])

@@ -26,6 +26,7 @@ from etlstage.pipeline.runner import Runner
 from etlstage.spark.engine.stream_run import StreamingPipeline
 from tests.crash.power import Disk
 from tests.spark.driver import environment
+from tests.spark.jobs import running
 from tests.spark.processes import HANGING, are_gone, wait_for_pids
 
 pytestmark = [pytest.mark.spark, pytest.mark.anyio]
@@ -234,18 +235,11 @@ async def test_stream_drains_behind_the_batch_under_way(
     path = write(every="every: 100ms", delivery="at-least-once")
     feed(tmp_path, "a", 1, 2, 3)
     runner = Pipeline.from_yaml(path, spark=spark)
-    reports = []
-
-    async def start() -> None:
-        reports.append(await runner.run())
-
-    with anyio.fail_after(150):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(start)
-            await batch(tmp_path, 0)
-            feed(tmp_path, "b", 4)
-            await batch(tmp_path, 1)
-            runner.drain()
+    async with running(runner) as reports:
+        await batch(tmp_path, 0)
+        feed(tmp_path, "b", 4)
+        await batch(tmp_path, 1)
+        runner.drain()
     (report,) = reports
     assert report.status == "drained"
     assert not (tmp_path / "out" / "_SUCCESS").exists()  # more is to come (issue 23)
@@ -266,16 +260,9 @@ async def test_idle_stream_that_is_taken_over_ends(
     path = write(every="every: 100ms")
     feed(tmp_path, "a", 1)
     runner = Pipeline.from_yaml(path, spark=spark)
-    reports = []
-
-    async def start() -> None:
-        reports.append(await runner.run())
-
-    with anyio.fail_after(150):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(start)
-            await batch(tmp_path, 0)
-            take_over(tmp_path / "state")
+    async with running(runner) as reports:
+        await batch(tmp_path, 0)
+        take_over(tmp_path / "state")
     (report,) = reports
     assert "another run has taken over" in str(report.error)
     assert (await run(write(), spark)).status == "done"
@@ -334,16 +321,9 @@ async def test_batch_is_broken_off_behind_the_drain_limit(
     (tmp_path / "pids").mkdir()
     feed(tmp_path, "a", 1, 2, 3)
     runner = Pipeline.from_yaml(path, spark=spark)
-    reports = []
-
-    async def start() -> None:
-        reports.append(await runner.run())
-
-    with anyio.fail_after(150):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(start)
-            pids = await anyio.to_thread.run_sync(wait_for_pids, tmp_path / "pids")
-            runner.drain()
+    async with running(runner) as reports:
+        pids = await anyio.to_thread.run_sync(wait_for_pids, tmp_path / "pids")
+        runner.drain()
     (report,) = reports
     assert (report.status, report.error) == ("drained", None)
     assert await anyio.to_thread.run_sync(are_gone, pids[1:])

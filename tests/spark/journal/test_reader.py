@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -12,13 +12,13 @@ from pyspark.sql import DataFrame, SparkSession
 from etlstage.errors import ConfigError
 from etlstage.journal import JournalError, Journals, Publisher, RunMessage
 from etlstage.spark import register
-from etlstage.spark.errors import explain
 from etlstage.spark.journal.options import (
     JournalReading,
     JournalWriting,
     SetFolder,
     read_options,
 )
+from tests.spark.jobs import failure
 
 pytestmark = pytest.mark.spark
 
@@ -58,13 +58,6 @@ def read(spark: SparkSession, journals: Journals, **options: object) -> DataFram
     if schema is not None:
         reader = reader.schema(str(schema))
     return reader.load(str(journals.storage.root))  # type: ignore[attr-defined]
-
-
-def failure(job: Callable[[], object]) -> str:
-    """Return the explained error of a job."""
-    with pytest.raises(Exception) as raised:  # noqa: PT011 - its text is the point
-        job()
-    return explain(raised.value)
 
 
 def test_what_is_committed_becomes_rows(

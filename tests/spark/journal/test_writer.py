@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,11 +19,11 @@ from etlstage.journal.account import JournalCounts, verify
 from etlstage.pipeline.journal_source import messages_of
 from etlstage.spark import register
 from etlstage.spark.datasource.datasource import WorkerDataSource
-from etlstage.spark.errors import explain
 from etlstage.spark.journal.datasource import JournalDataSource
 from etlstage.spark.journal.writer import AppendedPart, StoredCommits
 from tests.crash.power import Disk
 from tests.spark.driver import Driver
+from tests.spark.jobs import failure
 
 pytestmark = pytest.mark.spark
 
@@ -55,13 +55,6 @@ def write(frame: DataFrame, path: Path, mode: str = "append", **options: str) ->
     register(frame.sparkSession)
     writer = frame.write.format("etlstage-journal").mode(mode)
     writer.options(**options).save(str(path))
-
-
-def failure(job: Callable[[], object]) -> str:
-    """Return the explained error of a job."""
-    with pytest.raises(Exception) as raised:  # noqa: PT011 - its text is the point
-        job()
-    return explain(raised.value)
 
 
 def test_rows_are_appended(spark: SparkSession, tmp_path: Path) -> None:

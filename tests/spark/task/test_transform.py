@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from etlstage.errors import ConfigError
@@ -16,8 +16,8 @@ from etlstage.messages import StageKind
 from etlstage.protocol.marker import Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.spark import transform
-from etlstage.spark.errors import explain
 from etlstage.stage import ErrorPolicy, RestartPolicy, Stage, Timeouts
+from tests.spark.jobs import failure
 from tests.spark.processes import HANGING, are_gone, runs, wait_for_pids
 
 pytestmark = pytest.mark.spark
@@ -28,13 +28,6 @@ def stage(function: str, **options: object) -> Stage:
     program = f"import os; from etlstage import worker; worker.transform({function})"
     command = (sys.executable, "-c", program)
     return Stage(name="t", worker=command, **options)  # type: ignore[arg-type]
-
-
-def failure(frame: DataFrame) -> str:
-    """Return the explained error of computing ``frame``."""
-    with pytest.raises(Exception) as raised:  # noqa: PT011 - its text is the point
-        frame.collect()
-    return explain(raised.value)
 
 
 def hanging(place: Path, **options: object) -> Stage:
@@ -98,7 +91,7 @@ def test_nothing_runs_before_it_is_asked_for(spark: SparkSession) -> None:
     """A missing program fails the job, not the plan."""
     frame = spark.range(0, 2, 1, 1).selectExpr("cast(id as string)")
     made = transform(frame, Stage(name="t", worker=("no-such-program",)))
-    assert "there is no program 'no-such-program' on PATH" in failure(made)
+    assert "there is no program 'no-such-program' on PATH" in failure(made.collect)
     empty = frame.where("false")
     assert transform(empty, stage("lambda m: (m,)")).collect() == []
 
@@ -108,7 +101,7 @@ def test_message_that_fails_fails_its_task(spark: SparkSession) -> None:
     frame = spark.range(0, 9, 1, 1).selectExpr("cast(id as string)")
     policy = ErrorPolicy(retries=0)
     failing = stage("lambda m: os._exit(3) if m == b'5' else (m,)", on_error=policy)
-    text = failure(transform(frame, failing))
+    text = failure(transform(frame, failing).collect)
     assert "exited with status 3" in text
     assert "(message 6 of partition 0)" in text
 
@@ -168,7 +161,7 @@ def test_no_value_comes_into_another_row(spark: SparkSession) -> None:
     greeting = Stage(
         name="t", worker=(*command, "hello"), restart=RestartPolicy(max=1, delay=0.01)
     )
-    text = failure(transform(frame, greeting, message="m"))
+    text = failure(transform(frame, greeting, message="m").collect)
     assert "wrote unsolicited output: hello" in text
 
 
@@ -226,9 +219,9 @@ def test_schema_without_columns_is_refused(
 def test_reply_that_does_not_fit_fails_its_task(spark: SparkSession) -> None:
     """Invalid UTF-8 is not taken for text, nor any JSON for any schema."""
     frame = spark.range(0, 1, 1, 1).selectExpr("cast(id as string)")
-    text = failure(transform(frame, stage("lambda m: (bytes([255]),)")))
+    text = failure(transform(frame, stage("lambda m: (bytes([255]),)")).collect)
     assert "stage t: a reply is not UTF-8 (message 1 of partition 0)" in text
-    text = failure(transform(frame, stage("lambda m: (m,)"), schema="n int"))
+    text = failure(transform(frame, stage("lambda m: (m,)"), schema="n int").collect)
     assert "stage t: a reply does not fit the schema struct<n:int>" in text
 
 
@@ -236,10 +229,10 @@ def test_reply_that_does_not_fit_fails_its_task(spark: SparkSession) -> None:
 def test_message_that_can_not_be_sent_fails_its_task(spark: SparkSession) -> None:
     """A null is not taken for an empty message; a marker is named."""
     frame = spark.createDataFrame([("a",), (None,)], "m string").coalesce(1)
-    text = failure(transform(frame, stage("lambda m: (m,)")))
+    text = failure(transform(frame, stage("lambda m: (m,)")).collect)
     assert "stage t: message is null in 1 of 2 rows" in text
     frame = spark.createDataFrame([("a\nb",)], "m string")
-    text = failure(transform(frame, stage("lambda m: (m,)")))
+    text = failure(transform(frame, stage("lambda m: (m,)")).collect)
     assert r"message contains marker eom '\012' at offset 1" in text
 
 
@@ -302,7 +295,7 @@ def test_nothing_outlives_the_task(
     frame = spark.range(0, 10, 1, 1).selectExpr("cast(id as string)")
     made = transform(frame, hanging(tmp_path, timeout=Timeouts(message=None)))
     errors: list[str] = []
-    job = threading.Thread(target=lambda: errors.append(failure(made)))
+    job = threading.Thread(target=lambda: errors.append(failure(made.collect)))
     job.start()
     host, *pids = wait_for_pids(tmp_path)
     assert all(map(runs, [host, *pids]))
@@ -322,7 +315,7 @@ def test_worker_that_hangs_is_named(spark: SparkSession, tmp_path: Path) -> None
     policy = ErrorPolicy(retries=1)
     timeout = Timeouts(message=1, stop=0.2)
     hangs = hanging(tmp_path, timeout=timeout, on_error=policy)
-    text = failure(transform(frame, hangs))
+    text = failure(transform(frame, hangs).collect)
     assert "did not answer a message within 1 s" in text
     # It reads nothing, so makes no progress: the limit of restarts ends the stage.
     assert "restarts without progress" in text
