@@ -121,6 +121,19 @@ async def run_all(*runners: Pipeline) -> list[Report]:
     return reports
 
 
+async def drained_after(seconds: float, runner: Pipeline) -> Report:
+    """Run a runner, drain it after so many seconds, and return its report."""
+
+    async def drain() -> None:
+        await anyio.sleep(seconds)
+        runner.drain()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(drain)
+        (report,) = await run_all(runner)
+    return report
+
+
 def virtually(test: Callable[[], Any]) -> Callable[[pytest.MonkeyPatch], None]:
     """Run a test in virtual time, with calls of threads made in the event loop."""
 

@@ -26,7 +26,7 @@ from etlstage.shard.table import NEWS, LeaseTable, MemoryLeases, News
 from etlstage.stage import BatchPolicy, RestartPolicy, Stage
 from etlstage.telemetry import PrometheusMeter
 from etlstage.testing import MemorySource, ScriptedLaunch, ScriptedWorker
-from tests.shard.load import Processors, run_all, virtually
+from tests.shard.load import Processors, drained_after, run_all, virtually
 from tests.shard.stream import MemoryKinesis, aggregated, refusal
 
 pytestmark = pytest.mark.core
@@ -395,13 +395,7 @@ async def test_hanging_processor_does_not_hold_up_other_shards() -> None:
 
     one = runner(stream, hang, follow=True, max_records=100)
 
-    async def drain() -> None:
-        await anyio.sleep(25)
-        one.drain()
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(drain)
-        await run_all(one)
+    await drained_after(25, one)
     ((shard, done),) = processors.done.items()
     assert len(done) == len(stream.records[shard]) > 10
 
@@ -417,13 +411,7 @@ async def test_children_of_a_failed_shard_do_not_begin() -> None:
             stream.put(n)
         one = runner(stream, processors, table, follow=follow)
 
-        async def drain(one: Pipeline = one) -> None:
-            await anyio.sleep(25)
-            one.drain()
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(drain)
-            (report,) = await run_all(one)
+        report = await drained_after(25, one)
         assert report.status == "failed"
         assert follow or report.seconds < 20
         assert isinstance(report.error, NotCommitted), report.error

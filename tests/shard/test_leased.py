@@ -54,7 +54,7 @@ from etlstage.testing import (
     ScriptedLaunch,
     ScriptedWorker,
 )
-from tests.shard.load import Processors, run_all, virtually
+from tests.shard.load import Processors, drained_after, run_all, virtually
 
 pytestmark = pytest.mark.core
 
@@ -259,13 +259,7 @@ async def test_drained_runner_hands_all_over() -> None:
     table, processors = MemoryLeases(), Processors()
     first = runner(table, processors)
 
-    async def drain() -> None:
-        await anyio.sleep(1)
-        first.drain()
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(drain)
-        (report,) = await run_all(first)
+    report = await drained_after(1, first)
     assert report.status == "drained", report.error
     assert not all(lease.ended for lease in table.read())
     assert not any(lease.owner for lease in table.read() if not lease.ended)
@@ -291,13 +285,7 @@ def test_drained_runner_lets_actions_end(
         sink = None if leased else unshared(processors)
         one = runner(MemoryLeases(), processors, sink=sink)
 
-        async def drain() -> None:
-            await anyio.sleep(2)
-            one.drain()
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(drain)
-            (report,) = await run_all(one)
+        report = await drained_after(2, one)
         assert report.status == "drained", report.error
         assert processors.errors == [None] * len(processors.done)
         for shard, done in processors.done.items():
@@ -420,14 +408,8 @@ async def test_run_is_drained_while_the_database_is_gone() -> None:
     table.gone = True
     one = runner(table, Processors())
 
-    async def drain() -> None:
-        await anyio.sleep(10)
-        one.drain()
-
     with anyio.fail_after(12):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(drain)
-            (report,) = await run_all(one)
+        report = await drained_after(10, one)
     assert isinstance(report.error, TableGone)
 
 
@@ -1085,13 +1067,7 @@ async def test_runner_that_ends_while_a_worker_is_tried_again() -> None:
     table, processors = MemoryLeases(), Processors(fails=99)
     first = runner(table, processors)
 
-    async def drain() -> None:
-        await anyio.sleep(8)
-        first.drain()
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(drain)
-        (report,) = await run_all(first)
+    report = await drained_after(8, first)
     assert report.status == "drained", report.error
     assert not any(lease.owner for lease in table.read())
 
