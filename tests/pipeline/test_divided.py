@@ -48,8 +48,8 @@ from etlstage.testing import (
     ScriptedWorker,
 )
 from tests.patience import HANG
-from tests.pipeline.test_journal import committed, counting
-from tests.pipeline.test_loading import Numbers, Stopped, numbers
+from tests.pipeline.test_journal import committed
+from tests.pipeline.test_loading import Numbers, Stopped, numbers, stop_at
 
 STEPS = ["begin", "written", "aside", "recorded", "performed", "ended"]
 
@@ -179,7 +179,7 @@ def test_each_message_is_loaded_once_wherever_parts_break_off(
     async def all_runs(folder: Path) -> None:
         for part, step, number, whole in [*crashes, (0, "never", 1, False)]:
             scope = anyio.CancelScope()
-            count = counting(step, number)
+            count = stop_at(step, number)
 
             def at(now: str, count: Any = count, scope: Any = scope) -> None:  # noqa: ANN401
                 try:
@@ -279,7 +279,7 @@ async def test_what_was_retried_is_loaded_before_another_load_begins(
 async def test_part_that_fails_stops_no_other(tmp_path: Path) -> None:
     """The next part loads what was committed; the next run loads all the rest."""
     sink = MemorySink()
-    made = divided(tmp_path, sink, at={0: counting("recorded", 3)})
+    made = divided(tmp_path, sink, at={0: stop_at("recorded", 3)})
     report = await run(made)
     assert isinstance(report.error, Stopped)
     assert len(sink.messages) == 20  # recorded messages are committed by the next start
@@ -325,7 +325,7 @@ def test_halves_are_prepared_at_the_same_time(
 
 async def test_first_half_goes_on_without_the_other(tmp_path: Path) -> None:
     """It runs to its end, as the edge has no limit."""
-    made = divided(tmp_path, MemorySink(), at={1: counting("begin", 1)})
+    made = divided(tmp_path, MemorySink(), at={1: stop_at("begin", 1)})
     report = await run(made)
     assert isinstance(report.error, Stopped)
     (edge,) = report.durable
@@ -400,7 +400,7 @@ async def test_first_half_ends_at_the_limit_without_the_other(tmp_path: Path) ->
     made = divided(
         tmp_path,
         MemorySink(),
-        at={1: counting("begin", 1)},
+        at={1: stop_at("begin", 1)},
         count=300,
         limit="8KiB",
     )
@@ -466,7 +466,7 @@ async def test_report_counts_a_half_that_has_ended(tmp_path: Path) -> None:
         return made
 
     epochs = MemoryEpochs()
-    await run(parts(counting("begin", 1)))
+    await run(parts(stop_at("begin", 1)))
     assert CommitRecord.latest(tmp_path).pending
     report = await run(parts(None))
     assert report.status == "done"
@@ -502,7 +502,7 @@ async def test_half_that_has_ended_may_have_other_stages(
     killed = parts(["a", "one"], MemoryEpochs())
     behind = killed._parts[1]._delivery
     assert behind is not None
-    behind.at = counting("begin", 1)
+    behind.at = stop_at("begin", 1)
     await run(killed)
     epochs = MemoryEpochs()
     report = await run(parts(changed, epochs))
@@ -541,7 +541,7 @@ async def test_edge_that_was_not_there_is_refused_before_anything_is_stored(
     killed = made(before)
     last = killed._parts[-1] if isinstance(killed, DividedPipeline) else killed
     assert last._delivery is not None
-    last._delivery.at = counting("recorded", 1)
+    last._delivery.at = stop_at("recorded", 1)
     await killed.run()
     other = made({"two": {}})
     assert isinstance(other, DividedPipeline)
@@ -654,7 +654,7 @@ async def test_epoch_that_only_the_sink_has_noted_waits_no_more(
 ) -> None:
     """It was loaded, though the record found at the start is older."""
     killed = Noting()
-    made = divided(tmp_path, killed, at={1: counting("aside", 2)})
+    made = divided(tmp_path, killed, at={1: stop_at("aside", 2)})
     assert isinstance((await run(made)).error, Stopped)
     again = Noting(killed.note)
     report = await run(divided(tmp_path, again))
@@ -666,7 +666,7 @@ async def test_start_of_one_half_takes_nothing_back_from_the_other(
     tmp_path: Path,
 ) -> None:
     """It commits recorded messages only while no run is there to do so (issue 24)."""
-    count = counting("written", 3)
+    count = stop_at("written", 3)
 
     def at(step: str) -> None:
         try:
@@ -685,7 +685,7 @@ async def test_half_behind_loads_what_the_other_has_recorded_last(
     tmp_path: Path,
 ) -> None:
     """Even if it was killed before acknowledging them; else the load would be over."""
-    at = counting("recorded", 5)
+    at = stop_at("recorded", 5)
     report = await run(divided(tmp_path, MemorySink(), last=0, at={0: at}))
     assert isinstance(report.error, Stopped)
     loading = anyio.Event()
@@ -736,7 +736,7 @@ async def test_half_behind_an_incomplete_one_completes_nothing(
 ) -> None:
     """The output would be marked as complete without the rest (issue 24)."""
     if end != "never run":
-        at = counting("recorded", 1)
+        at = stop_at("recorded", 1)
         before = divided(tmp_path, MemorySink(), last=0, once=once, at={0: at})
         if end == "drained":
             before = divided(tmp_path, MemorySink(), last=0, once=once)
@@ -836,7 +836,7 @@ async def test_edge_is_busy_until_the_end_of_a_half_is_performed(
     """What a half has loaded may not be visible before that (issue 24)."""
     (edge,) = edges_in(tmp_path, 1)
     why = "a run was interrupted: complete it first, with the old settings"
-    for at, found in ((counting("recorded", 5), why), (counting("never", 1), "")):
+    for at, found in ((stop_at("recorded", 5), why), (stop_at("never", 1), "")):
         await run(divided(tmp_path, JournalSink(tmp_path / "out"), at={part: at}))
         if part:
             edge.settle()  # as if the first half read on where it has ended
@@ -892,7 +892,7 @@ async def test_damage_of_an_edge_has_a_remedy(
     """No setting skips it there, and the reader has a fixed name (issue 24)."""
     await run(divided(tmp_path, MemorySink(), last=0))
     if at is None:
-        at_second = {1: counting("recorded", 2)}
+        at_second = {1: stop_at("recorded", 2)}
         await run(divided(tmp_path, MemorySink(), first=1, at=at_second))
     (log,) = (tmp_path / "edge-0" / "journals").glob("*/*.log")
     data = bytearray(log.read_bytes())

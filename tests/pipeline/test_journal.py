@@ -46,7 +46,7 @@ from etlstage.testing import (
 )
 from tests.patience import HANG
 from tests.pipeline.ends import ScriptedSource, Wait, unreadable
-from tests.pipeline.test_loading import Numbers, Stopped, numbers
+from tests.pipeline.test_loading import Numbers, Stopped, numbers, stop_at
 
 RUN = "application/x-etlstage-run"
 STEPS = ["begin", "written", "aside", "recorded", "intent", "performed"]
@@ -108,19 +108,6 @@ def in_transactions(path: Path, runs: list[int]) -> list[bytes]:
     return wanted
 
 
-def counting(step: str, number: int) -> Callable[[str], None]:
-    """Return a callback that raises at the n-th such step."""
-    left = number
-
-    def count(now: str) -> None:
-        nonlocal left
-        left -= now == step
-        if left == 0:
-            raise Stopped
-
-    return count
-
-
 async def test_runs_of_an_epoch_are_held_up_to_a_megabyte(tmp_path: Path) -> None:
     """Plus one more run; an epoch may have any number of them (issue 27)."""
     held = list[int]()
@@ -170,7 +157,7 @@ def test_each_message_is_committed_once_wherever_a_run_breaks_off(
 
     async def all_runs(folder: Path) -> None:
         for step, number in [*crashes, ("never", 1)]:
-            at = counting(step, number)
+            at = stop_at(step, number)
             sink = Faulty(folder / "set", at)
             report = await once(folder / "state", Numbers(50, size), sink, at)
             if report.status == "done":
@@ -198,7 +185,7 @@ def test_each_message_is_read_once_wherever_a_run_breaks_off(
 
     async def all_runs(folder: Path) -> None:
         for step, number in [*crashes, ("never", 1)]:
-            at = counting(step, number)
+            at = stop_at(step, number)
             source = JournalSource(folder / "in", reader="r", cut=(bound, 1 << 20))
             sink = Faulty(folder / "out", at)
             report = await once(folder / "state", source, sink, at, messages=bound)
@@ -682,7 +669,7 @@ async def test_start_takes_back_what_one_before_it_has_appended(
     state, other = tmp_path / "state", tmp_path / "other"
     for folder in (other, state, state):
         sink = JournalSink(tmp_path / "set")
-        report = await once(folder, Numbers(20, 10), sink, counting("written", 1))
+        report = await once(folder, Numbers(20, 10), sink, stop_at("written", 1))
         assert report.status == "failed"
     await once(state, Numbers(20, 10), JournalSink(tmp_path / "set"))
     assert committed(tmp_path / "set", name="r") == numbers(20)
@@ -740,7 +727,7 @@ async def test_what_is_rolled_back_is_before_a_position(tmp_path: Path) -> None:
     state = tmp_path / "state"
     for step in ("written", "recorded"):
         sink = JournalSink(tmp_path / "set")
-        await once(state, Numbers(20, 10), sink, counting(step, 1))
+        await once(state, Numbers(20, 10), sink, stop_at(step, 1))
     source = JournalSource(tmp_path / "set", reader="r")
     await plainly(source, kept := MemorySink())
     assert kept.messages == []
@@ -859,7 +846,7 @@ def test_damage_that_is_passed_over_is_one_dead_letter_for_each_place(
     async def all_runs(folder: Path) -> list[int]:
         counts: list[int] = []
         for step, number in [*crashes, ("never", 1)]:
-            at = counting(step, number)
+            at = stop_at(step, number)
             source = JournalSource(
                 folder / "in", reader="r", skips=True, cut=(bound, 1 << 20)
             )

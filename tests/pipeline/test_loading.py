@@ -629,15 +629,7 @@ def test_what_belongs_behind_the_record_is_done_by_the_next_start(
         for step, number in crashes:
             bounds = Bounds(messages=10, seconds=3600)
             delivery = Delivery(folder, exactly_once=True, bounds=bounds)
-            left = number
-
-            def at(now: str, step: str = step) -> None:
-                nonlocal left
-                left -= now == step
-                if left == 0:
-                    raise Stopped
-
-            delivery.at = at
+            delivery.at = stop_at(step, number)
             report = await run(
                 folder, Numbers(50, size), Showing(epochs, shown), delivery
             )
