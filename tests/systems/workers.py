@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ("LOAD", "OUTPUTS", "WORKERS")
+__all__ = ("LOAD", "OUTPUTS", "WORKERS", "transforms")
 
 OUTPUTS: Final = {"none": 0, "two": 2}
 """Number of outputs, by what a message asks for; any other message has one."""
@@ -36,9 +36,13 @@ def answer(message):
         salt = random.randrange(10**9)
         yield json.dumps(row | {"by": row["by"] + sys.argv[1], "salt": salt}).encode()
 """
-WORKERS: Final = {
-    "single.py": f"{_SINGLE}\nworker.transform(answer)\n",
-    "cocaine.py": f"""{_SINGLE}
+
+
+def transforms(answer: str) -> dict[str, str]:
+    """Return workers that transform by such a function ``answer``, by file name."""
+    return {
+        "single.py": f"{answer}\nworker.transform(answer)\n",
+        "cocaine.py": f"""{answer}
 from etlstage.worker import cocaine
 
 def session(request, response):
@@ -47,13 +51,18 @@ def session(request, response):
 
 cocaine.run({{"transform": session}})
 """,
-    "batch.py": f"""{_SINGLE}
+        "batch.py": f"""{answer}
 def batch(messages):
     for message in messages:
         yield from answer(message)
 
 worker.transform_batch(batch, driver=sys.argv[2], size=3)
 """,
+    }
+
+
+WORKERS: Final = {
+    **transforms(_SINGLE),
     "count.py": """\
 from pathlib import Path
 from etlstage import worker

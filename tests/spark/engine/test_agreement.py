@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 
 from etlstage.pipeline import DeadLetter, Pipeline, Report
 from etlstage.pipeline.dead_letter.store import letter_files, read_letters
+from tests.systems import workers
 
 pytestmark = [pytest.mark.spark, pytest.mark.classic, pytest.mark.slow]
 
@@ -34,45 +35,9 @@ def answer(message):
         yield json.dumps(row | {"by": row["by"] + sys.argv[1]}).encode()
 """
 WORKERS = {
-    "single.py": f"{SINGLE}\nworker.transform(answer)\n",
-    "cocaine.py": f"""{SINGLE}
-from etlstage.worker import cocaine
-
-def session(request, response):
-    for output in answer(request.read()):
-        response.write(output)
-
-cocaine.run({{"transform": session}})
-""",
-    "batch.py": f"""{SINGLE}
-def batch(messages):
-    for message in messages:
-        yield from answer(message)
-
-worker.transform_batch(batch, driver=sys.argv[2], size=3)
-""",
-    "count.py": """\
-from pathlib import Path
-from etlstage import worker
-
-lines = Path("rows").read_bytes().splitlines()
-worker.extract_cycle(
-    lambda start, end: lines[start:end], offsets="supervisor", latest=lambda: len(lines)
-)
-""",
-    "load.py": """\
-import json, os
-from etlstage import worker
-
-file = open(f"out/{os.getpid()}", "ab", buffering=0)
-
-def load(message):
-    if json.loads(message)["do"] == "reject":
-        raise worker.Refuse("asked to")
-    file.write(message + b"\\n")
-
-worker.load(load)
-""",
+    **workers.transforms(SINGLE),
+    "count.py": workers.WORKERS["count.py"],
+    "load.py": workers.LOAD["load.py"],
 }
 ALL: Final = {"then": "dead_letter", "budget": "100%"}
 numbers: Final = count()
