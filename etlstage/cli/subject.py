@@ -23,7 +23,6 @@ from etlstage.errors import ConfigError, InputDamaged, guess
 from etlstage.messages import Position, StageKind
 from etlstage.pipeline.interfaces import Source
 from etlstage.pipeline.secret import Secrets
-from etlstage.protocol.base import Shape
 from etlstage.protocol.registry import DEFAULT, dialect_class
 from etlstage.settings.problem import Invalid, Loc, dotted
 from etlstage.stage import Stage
@@ -37,7 +36,6 @@ __all__ = (
     "lines_of",
     "messages_of",
     "program_of",
-    "refuse_who_commits",
     "silence",
 )
 
@@ -111,23 +109,6 @@ def program_of(
     offsets = file.keys.extract.offsets
     ranged = offsets is not None and offsets.by == "supervisor"
     return Program(stage, ranged and stage.kind is StageKind.EXTRACT, file.secrets)
-
-
-def refuse_who_commits(program: Program, verb: str) -> None:
-    """
-    Refuse a worker that commits in place of replying.
-
-    Raises:
-        ConfigError: If it is such a worker.
-
-    """
-    dialect = program.stage.dialect
-    if dialect.shape is Shape.COMMITTED:
-        raise ConfigError(
-            f"a worker of dialect {dialect.name} commits, and has no replies that can be"
-            f" {verb}; see etlstage check --dialect {dialect.name}, and etlstage"
-            f" {dialect.name} simulate"
-        )
 
 
 def silence() -> None:

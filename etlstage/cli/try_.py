@@ -33,7 +33,6 @@ from etlstage.cli.subject import (
     lines_of,
     messages_of,
     program_of,
-    refuse_who_commits,
     silence,
 )
 from etlstage.config.end import Site
@@ -85,7 +84,13 @@ def main(
     silence()
     options = Options(kind, batch, mode, offsets, markers, stage, dialect)
     program = program_of(words, options)
-    refuse_who_commits(program, "tried")
+    spoken = program.stage.dialect
+    if spoken.shape is Shape.COMMITTED:
+        raise ConfigError(
+            f"a worker of dialect {spoken.name} commits, and has no replies that can be"
+            f" tried; see etlstage check --dialect {spoken.name}, and etlstage"
+            f" {spoken.name} simulate"
+        )
     screen = Screen()
 
     async def attempt() -> int:
