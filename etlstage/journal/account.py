@@ -142,9 +142,9 @@ def _count(envelope: Envelope) -> int:
     return len(message.run) if isinstance(message, RunMessage) else 1
 
 
-def lags(journals: Journals, *, now: float | None = None) -> list[Lag]:
+def lags(journals: Journals) -> list[Lag]:
     """Return the lag of each reader in each journal."""
-    now = time.time() if now is None else now
+    now = time.time()
     found = []
     for reader in journals.readers():
         for spec in journals.select():
