@@ -8,9 +8,6 @@ from dataclasses import replace
 import pytest
 
 from etlstage.errors import ConfigError
-from etlstage.messages import StageKind
-from etlstage.protocol.marker import Mode
-from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import (
     BatchPolicy,
     ErrorBudget,
@@ -69,7 +66,11 @@ def test_budget_as_errors_show_it(budget: ErrorBudget, text: str) -> None:
     ("make", "text"),
     [
         (lambda: BatchPolicy(size=0), "batch.size: expected 1 or more, got 0"),
+        (lambda: BatchPolicy(bytes=-1), "batch.bytes: expected more than 0, got -1"),
+        (lambda: BatchPolicy(seconds=0), "batch.seconds: expected more than 0, got 0"),
         (lambda: Timeouts(start=0), "timeout.start: expected more than 0, got 0"),
+        (lambda: Timeouts(message=0), "timeout.message: expected more than 0, got 0"),
+        (lambda: Timeouts(stop=0), "timeout.stop: expected more than 0, got 0"),
         (
             lambda: Timeouts(heartbeat=-1),
             "timeout.heartbeat: expected more than 0, got -1",
@@ -133,23 +134,10 @@ def test_budget_as_errors_show_it(budget: ErrorBudget, text: str) -> None:
         ),
         (lambda: PoolPolicy(grow_at=0), "workers.grow_at: expected more than 0, got 0"),
         (lambda: stage(workers=[2]), "workers: expected PoolPolicy, or a mapping of"),
-        (
-            lambda: stage(kind=StageKind.EXTRACT),
-            "stage t: mode single does not fit kind extract",
-        ),
         (lambda: stage(workers=1001), "stage t: workers: expected 1000 or less"),
-        (lambda: stage(key="/id"), "stage t: key: needs order: key"),
         (
             lambda: stage(order=Order.KEY, key="id"),
             "stage t: key: expected a JSON pointer such as /id, got 'id'",
-        ),
-        (
-            lambda: stage(
-                kind=StageKind.EXTRACT,
-                dialect=MarkerDialect(mode=Mode.PLAIN),
-                timeout=Timeouts(heartbeat=1.0),
-            ),
-            "stage t: timeout.heartbeat: is not for an extract stage, whose idle worker",
         ),
     ],
 )
@@ -187,13 +175,6 @@ def test_number_of_workers_is_a_pool_that_does_not_vary(
     made = stage(workers=workers).pool
     assert (made, str(made)) == (pool, text)
     assert made.varies == (made.min < made.max)
-
-
-def test_extractor_runs_when_it_is_asked() -> None:
-    """The number of workers for an extractor is not the user's choice."""
-    dialect = MarkerDialect(mode=Mode.PLAIN)
-    pool = stage(kind=StageKind.EXTRACT, dialect=dialect).pool
-    assert (pool.min, pool.max) == (0, 1)
 
 
 @pytest.mark.parametrize(

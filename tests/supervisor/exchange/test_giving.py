@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from etlstage.errors import Attempt, ConfigError, EtlstageError
+from etlstage.errors import Attempt, EtlstageError
 from etlstage.protocol.events import Added, Ended, Opened
 from etlstage.protocol.marker import Mode
 from etlstage.protocol.marker.settings import MarkerDialect
-from etlstage.stage import BatchPolicy, Stage, Timeouts
+from etlstage.stage import BatchPolicy, Stage
 from etlstage.supervisor.exchange.backlog import Backlog
 from etlstage.supervisor.exchange.dispatch import Dispatcher
 from etlstage.supervisor.exchange.giving import ripe_at
@@ -145,28 +145,3 @@ def test_worker_that_is_to_go_opens_no_batch() -> None:
     worker.answer()
 
     assert worker.ask(owed=0) is None
-
-
-# --- limits that make no sense --------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["size", "bytes", "seconds"])
-@pytest.mark.parametrize("value", [0, -1])
-def test_bounds_of_a_batch_are_positive(name: str, value: int) -> None:
-    """The error names the setting and the value."""
-    with pytest.raises(ConfigError, match=rf"batch\.{name}: expected .*, got {value}"):
-        BatchPolicy(**{name: value})
-
-
-@pytest.mark.parametrize("name", ["message", "stop"])
-def test_timeouts_are_positive(name: str) -> None:
-    """A timeout of zero would stop every worker."""
-    with pytest.raises(
-        ConfigError, match=rf"timeout\.{name}: expected more than 0, got 0"
-    ):
-        Timeouts(**{name: 0})
-
-
-def test_answers_may_take_for_ever() -> None:
-    """None means no limit."""
-    assert Timeouts(message=None).message is None
