@@ -12,7 +12,7 @@ any state from message to message, and a check need not know which reply is righ
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from importlib import import_module
@@ -155,17 +155,13 @@ class Subject:
         )
 
     async def tell(
-        self,
-        runs: Sequence[Run],
-        *,
-        stage: Stage | None = None,
-        cuts: Collection[int] = (),
+        self, runs: Sequence[Run], *, stage: Stage | None = None
     ) -> list[Reply]:
         """Hand runs to a fresh process, one after the other; return the replies."""
         replies = []
         async with self.start(stage) as worker:
             for run in runs:
-                replies += await worker.exchange(run, cuts=cuts)
+                replies += await worker.exchange(run)
             await self.settle(worker)
         return replies
 
