@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -93,7 +94,7 @@ class Document:
 
     def secret(self, loc: Loc) -> bool:
         """Return whether anything at ``loc`` or below was interpolated: a secret."""
-        return any(at[: len(loc)] == loc for at in self.secrets)
+        return loc in self._around_secrets
 
     def set_apart(self, loc: Loc) -> bool:
         """Return whether the value at ``loc`` is from an option, not a file's line."""
@@ -154,6 +155,11 @@ class Document:
         for places in (self.keys, self.values):
             for at in [at for at, place in places.items() if gone(at, place)]:
                 del places[at]
+
+    @cached_property
+    def _around_secrets(self) -> frozenset[Loc]:
+        """The locations of secrets, and all that these are below, once all is read."""
+        return frozenset(at[:n] for at in self.secrets for n in range(len(at) + 1))
 
     def _line(self, problem: LocatedProblem) -> str:
         place, loc, text = problem

@@ -53,6 +53,9 @@ __all__ = ("Look", "missing", "unspoken")
 SCRIPTS: Final = {".sh": "sh", ".js": "node", ".mjs": "node", ".rb": "ruby"}
 """The programs to suggest for scripts without a shebang."""
 
+COMPARED: Final = 50_000
+"""Number of existing names after which no more are compared with missing ones."""
+
 FILE_SYSTEM: Final = "spark.hadoop.fs.defaultFS"
 CONFIGURED: Final = ("HADOOP_CONF_DIR", "SPARK_CONF_DIR")
 """Environment variables of Spark settings that may place such paths elsewhere."""
@@ -153,6 +156,7 @@ class Look:
         """The folder of the file."""
         self.engine: str = getattr(keys, "engine", "local")
         """The engine that runs the stages."""
+        self._compared = 0
 
     @property
     def reads_here(self) -> bool:
@@ -208,7 +212,7 @@ class Look:
     def _contract(self, stage: Stage, loc: Loc) -> Iterator[Problem]:
         """Yield why replies can't be checked against the contract of a stage."""
         try:
-            checker_of(with_schema(stage, self.folder))
+            checker_of(with_schema(stage, self.folder, self._names))
         except ConfigError as error:
             text = str(error).partition("expect.schema")[2].removeprefix(": ").strip()
             yield Problem((*loc, "schema"), text, hidden="can't be used")
@@ -248,7 +252,7 @@ class Look:
             text = self._flaw(program, folder)
         else:
             path = worker.env.get("PATH", search_path())
-            text = absent_from_path(program, folder, path, PYTHONS)
+            text = absent_from_path(program, folder, path, PYTHONS, self._names)
         if text:
             hidden = "can't be run here; not shown, as it may be a secret"
             yield Problem(loc, text, hidden=hidden)
@@ -354,9 +358,17 @@ class Look:
         if beside and os.path.isfile(beside):
             text += f"; {beside} exists, but a command is relative to cwd"
         else:
-            others = [name for name in names(place.parent) if name != place.name]
+            others = [name for name in self._names(place.parent) if name != place.name]
             text += guess(place.name, others) or remedy
         return Problem(loc, text, hidden=hidden)
+
+    def _names(self, folder: Path) -> list[str]:
+        """Return the names in a folder to compare with one that is missing."""
+        if self._compared >= COMPARED:
+            return []  # with thousands of problems all of it would take minutes
+        found = names(folder)
+        self._compared += len(found)
+        return found
 
     def unmakeable(self, loc: Loc, place: Path) -> Iterator[Problem]:
         """Yield why the folder at ``place`` can't be made, or written to."""

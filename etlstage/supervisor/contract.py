@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
 from etlstage.errors import ConfigError
 from etlstage.stage.contract import Checker
 from etlstage.stage.stage import Stage
-from etlstage.supervisor.process import absent
+from etlstage.supervisor.process import absent, names
 
 __all__ = ("checker_of", "with_schema")
 
 
-def with_schema(stage: Stage, folder: Path = Path()) -> Stage:
+def with_schema(
+    stage: Stage,
+    folder: Path = Path(),
+    listed: Callable[[Path], Iterable[str]] = names,
+) -> Stage:
     """
     Return the stage with the schema of its contract in place of the file's path.
 
-    So executors have the schema without the file. A path is relative to ``folder``.
+    So executors have the schema without the file. A path is relative to ``folder``;
+    ``listed`` returns the names in a folder, for a guess at what was meant.
 
     Raises:
         ConfigError: If the file can't be read, or is not a JSON object.
@@ -31,7 +37,7 @@ def with_schema(stage: Stage, folder: Path = Path()) -> Stage:
     try:
         schema = json.loads(place.read_bytes())
     except FileNotFoundError:
-        raise ConfigError(f"{what}: {absent('file', place)}") from None
+        raise ConfigError(f"{what}: {absent('file', place, listed)}") from None
     except OSError as error:
         raise ConfigError(f"{what}: {place}: {error.strerror}") from None
     except ValueError as error:

@@ -14,7 +14,7 @@ import resource
 import shlex
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -315,18 +315,24 @@ def runs(path: Path) -> bool:
     return found or os.path.isfile(path / "__main__.py")
 
 
-def absent(what: str, place: Path) -> str:
-    """Return the text of an error: there is no such file, and what may be meant."""
-    close = guess(place.name, names(place.parent))
-    return f"there is no {what} {place.absolute()}{close}"
-
-
 def names(folder: str | Path) -> list[str]:
     """Return the names in a folder; none if it can't be read."""
     # pathlib raises for a name that is too long, os.path does not.
     with suppress(OSError, ValueError):
         return os.listdir(folder)
     return []
+
+
+def absent(
+    what: str, place: Path, listed: Callable[[Path], Iterable[str]] = names
+) -> str:
+    """
+    Return the text of an error: there is no such file, and what may be meant.
+
+    ``listed`` returns the names in a folder.
+    """
+    close = guess(place.name, listed(place.parent))
+    return f"there is no {what} {place.absolute()}{close}"
 
 
 def search_path() -> str:
@@ -340,12 +346,17 @@ def on_path(program: str, folder: Path, path: str) -> str | None:
 
 
 def absent_from_path(
-    program: str, folder: Path, path: str, known: Iterable[str] = ()
+    program: str,
+    folder: Path,
+    path: str,
+    known: Iterable[str] = (),
+    listed: Callable[[Path], Iterable[str]] = names,
 ) -> str | None:
     """
     Return why a name on the PATH can't be run in ``folder``; None if it can.
 
-    ``known`` are further names that may have been meant.
+    ``known`` are further names that may have been meant; ``listed`` returns the names
+    in a folder.
     """
     if on_path(program, folder, path):
         return None
@@ -355,7 +366,7 @@ def absent_from_path(
     if os.path.exists(folder / program):
         close = f" (did you mean {'./' + program!r}?)"
     else:
-        there = {name for place in folders for name in names(place)}
+        there = {name for place in folders for name in listed(Path(place))}
         close = guess(program, there | set(known))
     return f"there is no program {program!r} on PATH{close}"
 

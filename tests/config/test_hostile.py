@@ -101,6 +101,44 @@ def test_many_unknown_keys(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "stage",
+    [
+        pytest.param("worker: [no{}]", id="program"),
+        pytest.param("worker: [python, no{}.py]", id="script"),
+        pytest.param("worker: [./no{}]", id="path"),
+        pytest.param("worker: {{command: [./f0], cwd: dir{}}}", id="folder"),
+        pytest.param("worker: [./f0], expect: {{schema: no{}.json}}", id="schema"),
+    ],
+)
+def test_many_missing_files(
+    stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the first are compared with existing names: all take long (issue 23)."""
+    for i in range(1000):
+        (tmp_path / f"f{i}").touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    stages = "".join(f"- {{name: s{i}, {stage.format(i)}}}\n" for i in range(100))
+    ends = ENDS.replace("[echo]", "[./f0]")
+    (tmp_path / "p.yaml").write_text(f"name: p\n{ends}transform:\n{stages}")
+    with patch("difflib.get_close_matches", wraps=difflib.get_close_matches) as compare:
+        problems = read(tmp_path / "p.yaml")
+    assert 0 < sum(len(call.args[1]) for call in compare.call_args_list) < 60_000
+    assert len([text for text in problems if "there is no" in text]) == 100
+
+
+def test_many_secrets_where_they_are_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each error is not compared with each secret: it takes too long (issue 23)."""
+    monkeypatch.setenv("SECRET", "hush")
+    tests = "".join(["- ${SECRET}\n"] * 5000)
+    (tmp_path / "p.yaml").write_text(f"name: p\n{ENDS}tests:\n{tests}")
+    problems = problems_of(tmp_path / "p.yaml")
+    assert len(problems) == 5000
+    assert problems[-1].endswith("expected a mapping, got an interpolated value")
+
+
+@pytest.mark.parametrize(
     ("line", "problem"),
     [
         (
