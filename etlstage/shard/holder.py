@@ -302,6 +302,10 @@ class LeaseHolder:
             row for row in known.values() if not row.ended and row.shard not in there
         ]
         if gone:
+            # Read again, as the last may have been read to its end, and then expired.
+            left = {row.shard for row in self._leases.read() if not row.ended}
+            gone = [row for row in gone if row.shard in left]
+        if gone:
             raise StateUnusable(
                 f"stage {self._stage}: shard {gone[0].shard} is gone from {stream.input},"
                 " and was not read to its end: 'etlstage shards reset' starts over with"

@@ -11,6 +11,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
+from etlstage.errors import StateUnusable
 from etlstage.shard.holder import LeaseHolder
 from etlstage.shard.keeper import LeaseKeeper
 from etlstage.shard.kinesis.source import KinesisSource
@@ -114,6 +115,28 @@ async def test_shards_that_are_added_after_the_stream_was_listed() -> None:
     await holder.open(str, source)
     await holder.find(Outdated("clicks", lambda: stream))
     assert children < {row.shard for row in table.read()}
+
+
+@pytest.mark.parametrize("ended", [True, False])
+async def test_shard_that_expires_while_shards_are_listed(ended: bool) -> None:
+    """It is gone only if it was not read to its end meanwhile (issue 25)."""
+    table, stream = MemoryLeases(), MemoryKinesis(2)
+    (first, _) = (shard["ShardId"] for shard in stream.shards)
+
+    class Expiring(KinesisSource):
+        def shards(self) -> list[SourceShard]:
+            (row,) = (row for row in table.read() if row.shard == first)
+            assert table.swap(row, row._replace(ended=ended))
+            return [shard for shard in super().shards() if shard.name != first]
+
+    holder = LeaseHolder("load", LeaseKeeper("a", "0"), lambda _: table)
+    await holder.open(str, KinesisSource("clicks", lambda: stream))
+    expiring = Expiring("clicks", lambda: stream)
+    if ended:
+        await holder.find(expiring)
+        return
+    with pytest.raises(StateUnusable, match=f"shard {first} is gone"):
+        await holder.find(expiring)
 
 
 async def test_shards_that_were_split_and_merged_many_times() -> None:
