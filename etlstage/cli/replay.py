@@ -93,20 +93,23 @@ def main(
 def _replay_failures() -> int:
     """Replay all saved cases; return the exit code."""
     silence()
-    out, failed, all_kept = Screen(), 0, list(Failures(find=stage_from_yaml))
+    failures = Failures(find=stage_from_yaml)
+    out, failed, paths = Screen(), 0, list(failures)
     with interruptible():
-        for kept in all_kept:
-            line = f"FIXED  {kept.kind}"
+        for path in paths:
+            where = path.stem
             try:
+                kept = failures.read(path)
+                where += f"; {kept.origin}"
+                line = f"FIXED  {kept.kind}"
                 if (failure := kept.play(SURE)) is not None:
                     line = f"FAILED {failure.what}"
                     failed += 1
             except EtlstageError as error:  # such as a program that is gone
                 line = f"FAILED {error}"
                 failed += 1
-            where = f"({kept.path.stem}; {kept.origin})"
-            out.tell(f"{harmless(line)} {harmless(where)}")
-    count = len(all_kept)
+            out.tell(f"{harmless(line)} ({harmless(where)})")
+    count = len(paths)
     fixed = f"{count - failed:,} fixed, {failed:,} failed"
     out.tell(f"{counted(count, 'case')}: {fixed}" if count else f"no cases in {FOLDER}")
     return FAILED if failed else 0

@@ -131,6 +131,31 @@ def test_replay_goes_on_after_a_program_that_is_gone(
     assert played.stdout.endswith("3 cases: 0 fixed, 3 failed\n")
 
 
+def test_replay_goes_on_after_a_case_that_can_not_be_read(
+    etlstage: Etlstage, tmp_path: Path
+) -> None:
+    """It counts as failed, by name, as when its pipeline is gone (issue 26)."""
+    worker = tmp_path / "worker.py"
+    worker.write_text(READS.format(how="upper"))
+    words = sys.executable, "-S", "worker.py"
+    assert etlstage("fuzz", "--seed", "1", "--", *words).returncode == 1
+    folder = tmp_path / ".etlstage" / "failures"
+    (kept,) = folder.glob("*.json")
+    plain = json.loads(kept.read_bytes())
+    plain["worker"] = {"file": "gone.yaml", "stage": "upper"}
+    (folder / "aaa.json").write_text(json.dumps(plain))
+    (folder / "bbb.json").write_text("{")
+    worker.write_text(LINES)
+    played = etlstage("replay")
+    assert (played.returncode, played.stderr) == (1, "")
+    gone, rubbish, fixed, total = played.stdout.splitlines()
+    assert gone.startswith("FAILED .etlstage/failures/aaa.json: gone.yaml")
+    assert rubbish.startswith("FAILED .etlstage/failures/bbb.json is not a kept case")
+    assert rubbish.endswith("(bbb)")
+    assert fixed.startswith("FIXED  ")
+    assert total == "3 cases: 1 fixed, 2 failed"
+
+
 FILLS_BATCHES = """\
 import os
 rest, batch = b"", []

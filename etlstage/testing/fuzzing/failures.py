@@ -176,15 +176,19 @@ class Failures:
         self._folder = folder
         self._find = find
 
-    def __iter__(self) -> Iterator[Failure]:
-        """Yield all cases; raise ConfigError for a file that can't be read."""
-        return self.of(None)
+    def __iter__(self) -> Iterator[Path]:
+        """Yield the files of all cases."""
+        return iter(sorted(self._folder.glob("*.json")))
 
-    def of(self, wanted: FailureOrigin | None) -> Iterator[Failure]:
-        """Yield the cases of one worker; None: of all workers."""
-        for path in sorted(self._folder.glob("*.json")):
+    def read(self, path: Path) -> Failure:
+        """Return the case in a file; raise ConfigError if it can't be read."""
+        return self._made(path, *_read(path))
+
+    def of(self, wanted: FailureOrigin) -> Iterator[Failure]:
+        """Yield the cases of one worker; raises like :meth:`read`."""
+        for path in self:
             plain, origin = _read(path)
-            if wanted in (None, origin):
+            if wanted == origin:
                 yield self._made(path, plain, origin)
 
     def keep(self, failure: Failure, secrets: Secrets) -> Failure:
