@@ -19,7 +19,7 @@ import typer
 from rich.live import Live
 from rich.text import Text
 
-from etlstage.cli.failure import FAILED, naming
+from etlstage.cli.failure import FAILED, complain, naming
 from etlstage.cli.options import (
     Batch,
     Dialect,
@@ -390,7 +390,7 @@ def _still_fails(
 ) -> list[CaseFailed]:
     """Replay saved cases; drop those that pass now, and return the other failures."""
     known = []
-    for kept in list(failures.of(origin)):
+    for kept in list(failures.of(origin, _skipped)):
         failure = kept.play(SURE)
         if failure is not None:
             out.tell("regression: a saved case still fails:")
@@ -400,6 +400,10 @@ def _still_fails(
         kept.drop()
         out.tell(f"fixed: {kept.kind} ({kept.path.stem})")
     return known
+
+
+def _skipped(error: ConfigError) -> None:
+    complain(f"{error}: skipped", as_="warning")
 
 
 # --- what is shown -------------------------------------------------------------------

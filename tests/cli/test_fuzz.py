@@ -156,6 +156,31 @@ def test_replay_goes_on_after_a_case_that_can_not_be_read(
     assert total == "3 cases: 1 fixed, 2 failed"
 
 
+def test_search_goes_on_after_a_case_that_can_not_be_read(
+    etlstage: Etlstage, tmp_path: Path
+) -> None:
+    """It is named and stays; the worker's other cases are played (issue 26)."""
+    worker = tmp_path / "worker.py"
+    worker.write_text(READS.format(how="upper"))
+    words = sys.executable, "-S", "worker.py"
+    assert etlstage("fuzz", "--seed", "1", "--", *words).returncode == 1
+    folder = tmp_path / ".etlstage" / "failures"
+    (kept,) = folder.glob("*.json")
+    plain = json.loads(kept.read_bytes())
+    (folder / "aaa.json").write_text(json.dumps(plain | {"found": "unknown"}))
+    (folder / "bbb.json").write_text("{")
+    worker.write_text(LINES)
+    done = etlstage("fuzz", "--max-examples", "5", "--", *words)
+    assert done.returncode == 0
+    unknown, rubbish = done.stderr.splitlines()
+    for line, name in ((unknown, "aaa"), (rubbish, "bbb")):
+        path = f".etlstage/failures/{name}.json"
+        assert line.startswith(f"etlstage: warning: {path} is not a kept case: ")
+        assert line.endswith(": skipped")
+    assert done.stdout.startswith("fixed: ")
+    assert sorted(path.name for path in folder.iterdir()) == ["aaa.json", "bbb.json"]
+
+
 FILLS_BATCHES = """\
 import os
 rest, batch = b"", []

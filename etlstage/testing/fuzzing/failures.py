@@ -184,12 +184,19 @@ class Failures:
         """Return the case in a file; raise ConfigError if it can't be read."""
         return self._made(path, *_read(path))
 
-    def of(self, wanted: FailureOrigin) -> Iterator[Failure]:
-        """Yield the cases of one worker; raises like :meth:`read`."""
+    def of(
+        self, wanted: FailureOrigin, skipped: Callable[[ConfigError], None]
+    ) -> Iterator[Failure]:
+        """Yield the cases of one worker; call ``skipped`` for each unreadable file."""
         for path in self:
-            plain, origin = _read(path)
-            if wanted == origin:
-                yield self._made(path, plain, origin)
+            try:
+                plain, origin = _read(path)
+                kept = self._made(path, plain, origin) if wanted == origin else None
+            except ConfigError as error:
+                skipped(error)
+            else:
+                if kept is not None:
+                    yield kept
 
     def keep(self, failure: Failure, secrets: Secrets) -> Failure:
         """
