@@ -26,10 +26,10 @@ import os
 import secrets
 import shlex
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, BinaryIO, Final, NamedTuple
 from urllib.parse import quote, unquote
 
 import anyio.to_thread
@@ -482,21 +482,18 @@ class LetterFile:
     """
 
     def __init__(self, state: Path, stage: str, check: Callable[[], None]) -> None:
-        folder = state / FOLDER
-        make_ours(state)
-        make_inside(folder)
-        self.path: Path = letter_file(folder, stage)
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        self._fd = os.open(self.path, flags, 0o600)
-        self.start: int = os.fstat(self._fd).st_size
-        """Offset in bytes before which no letter of this run is."""
+        self.path: Path = letter_file(state / FOLDER, stage)
+        self._state = state
+        self._check = check
+        self._fd = self._open()
+        self._first = os.fstat(self._fd)
+        self._start = self._first.st_size
         self._written = self._durable = 0  # number of appends, and of synced ones
-        try:
-            sync(folder)
-            check()
-        except (OSError, StateUnusable):
-            self.close()
-            raise
+
+    @property
+    def start(self) -> int:
+        """Offset in bytes before which no letter of this run is."""
+        return self._start if _is_at(self.path, self._first) else 0
 
     @property
     def dirty(self) -> bool:
@@ -504,10 +501,16 @@ class LetterFile:
         return self._written != self._durable
 
     def append(self, line: bytes) -> None:
-        """Append a line; raises OSError, then without leaving a part of the line."""
-        # Other runs may append to the same file at this moment.
-        fcntl.flock(self._fd, fcntl.LOCK_EX)
+        """
+        Append a line.
+
+        Raises:
+            OSError: If it can't be written; no part of it is left.
+            StateUnusable: If the file was replaced, and another run has taken over.
+
+        """
         try:
+            self._lock()
             size = os.fstat(self._fd).st_size
             torn = size and os.pread(self._fd, 1, size - 1) != b"\n"
             rest = memoryview(b"\n" + line if torn else line)
@@ -535,6 +538,30 @@ class LetterFile:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+    def _open(self) -> int:
+        make_ours(self._state)
+        make_inside(self.path.parent)
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        fd = os.open(self.path, flags, 0o600)
+        try:
+            sync(self.path.parent)
+            self._check()
+        except (OSError, StateUnusable):
+            os.close(fd)
+            raise
+        return fd
+
+    def _lock(self) -> None:
+        """Lock the file, as other runs may append to it; reopen it if replaced."""
+        fcntl.flock(self._fd, fcntl.LOCK_EX)
+        while not _is_at(self.path, os.fstat(self._fd)):
+            fd = self._open()
+            # The descriptor stays the same: another thread may be about to sync it.
+            os.dup2(fd, self._fd, inheritable=False)
+            os.close(fd)
+            fcntl.flock(self._fd, fcntl.LOCK_EX)
+            self._start = 0
 
 
 def letter_file(folder: Path, stage: str) -> Path:
@@ -576,8 +603,7 @@ def cut(
     Replace a file, durably, by a new file without a run's letters after its first bytes.
 
     The letters of other runs stay: those without ``state`` may use the same folder. A
-    run that was taken over may have the old file open: it then appends to a file that is
-    no longer read.
+    run that has the old file open appends to the new one, unless it was taken over.
 
     Args:
         path: The file.
@@ -590,21 +616,40 @@ def cut(
 
     """
     new = path.with_suffix(".new")
-    new.unlink(missing_ok=True)  # left by a start that was killed
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
-    with opened(path, os.O_RDONLY) as old, opened(new, flags) as file:
-        while piece := old.read(min(size - file.tell(), _PIECE)):
-            file.write(piece)
-        for line in old:
-            with suppress(ValueError):
-                if line == b"\n" or not drops(DeadLetter.from_line(line)):
-                    file.write(line)
-        file.flush()
-        os.fsync(file.fileno())
-    check()
-    # If a run takes over from us just here, ``new`` is gone: all runs use that name.
-    new.replace(path)
-    sync(path.parent)
+    with _locked(path) as old:
+        new.unlink(missing_ok=True)  # left by a start that was killed
+        with opened(new, flags) as file:
+            while piece := old.read(min(size - file.tell(), _PIECE)):
+                file.write(piece)
+            for line in old:
+                with suppress(ValueError):
+                    if line == b"\n" or not drops(DeadLetter.from_line(line)):
+                        file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+        check()
+        new.replace(path)
+        sync(path.parent)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[BinaryIO]:
+    """Open and lock a letter file, so that no run appends to it or replaces it."""
+    while True:
+        with opened(path, os.O_RDWR) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if _is_at(path, os.fstat(file.fileno())):
+                yield file
+                return
+
+
+def _is_at(path: Path, file: os.stat_result) -> bool:
+    """Return whether a file is still at its path, and was not replaced."""
+    try:
+        return os.path.samestat(path.lstat(), file)
+    except FileNotFoundError:
+        return False
 
 
 def read_letters(path: Path, *, start: int = 0) -> Iterator[DeadLetter | Torn]:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import resource
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -25,6 +28,7 @@ from etlstage.pipeline.dead_letter.store import (
     DeadLetters,
     LetterFile,
     Torn,
+    cut,
     letter_files,
     read_letters,
 )
@@ -223,6 +227,92 @@ async def test_letters_of_other_runs_are_kept_by_a_start_that_resumes(
         b"of another run",
     ]
     assert all(isinstance(x, DeadLetter) for x in found)
+
+
+async def test_letters_of_a_run_during_which_another_resumes(
+    letters: DeadLetters,
+) -> None:
+    """Its later letters are in the file that replaced the first (issue 23)."""
+    other, again = (DeadLetters(letters._state, pipeline="p") for _ in range(2))
+    await put(letters, b"not on record")
+    await put(other, b"a")
+    again.resume("r", {})
+    assert [letter.message for letter in other.letters()] == [b"a"]
+    await put(other, b"b")
+    await other.sync()
+    again.resume("r", {})
+    await put(other, b"c")
+    assert [letter.message for letter in other.letters()] == [b"a", b"b", b"c"]
+    for store in (letters, other, again):
+        store.close()
+    assert [x.message for x in kept(file_of(letters)) if isinstance(x, DeadLetter)] == [
+        *(b"a", b"b", b"c"),
+    ]
+
+
+@pytest.mark.process
+def test_letter_that_comes_while_a_file_is_cut(letters: DeadLetters) -> None:
+    """It waits for the new file, as other runs that cut it do (issue 23)."""
+    adopt(letters, "clean", 1)
+    path = file_of(letters)
+    line = path.read_bytes()
+    script = (
+        "import sys; from pathlib import Path\n"
+        "from etlstage.pipeline.dead_letter.store import LetterFile, cut\n"
+        "state, line = Path(sys.argv[1]), bytes.fromhex(sys.argv[2])\n"
+        "file = LetterFile(state, 'clean', lambda: None)\n"
+        "print('opened', flush=True)\n"
+        "file.append(line)\n"
+        "cut(file.path, 0, lambda: None, lambda letter: False)\n"
+        "file.append(line)\n"
+    )
+    command = sys.executable, "-c", script, str(letters._state), line.hex()
+    others: list[subprocess.Popen[bytes]] = []
+
+    def append() -> None:
+        other = subprocess.Popen(command, stdout=subprocess.PIPE)
+        others.append(other)
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"opened\n"
+        with path.open("rb") as file, pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    cut(path, 0, append, lambda letter: False)
+    (other,) = others
+    with other:
+        assert other.wait() == 0
+    assert path.read_bytes() == line * 3
+
+
+@pytest.mark.parametrize("first", ["append", "cut"])
+def test_file_that_is_replaced_before_it_is_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    """The lock of the new file counts, however often it is replaced (issue 23)."""
+    file = LetterFile(tmp_path, "t", lambda: None)
+    real, left = fcntl.flock, [1, 2]
+
+    def cut_all() -> None:
+        cut(file.path, 0, lambda: None, lambda letter: True)
+
+    def flock(fd: int, how: int) -> None:
+        if how == fcntl.LOCK_EX and left:
+            left.pop()
+            with monkeypatch.context() as patched:
+                patched.setattr(fcntl, "flock", real)
+                cut_all()
+                other = LetterFile(tmp_path, "t", lambda: None)
+                other.append(b"\n")
+                other.close()
+        real(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    if first == "cut":
+        cut_all()
+    file.append(b"\n")
+    assert left == []
+    assert file.path.read_bytes() == b"\n" * 3
+    file.close()
 
 
 async def test_stages_have_files_of_their_own(letters: DeadLetters) -> None:
@@ -549,6 +639,14 @@ async def test_file_that_lacks_what_is_on_record(
     assert again.size("u") == sizes["u"]
 
 
+def adopt(letters: DeadLetters, stage: str, number: int) -> None:
+    """Dead-letter a message."""
+    error = WorkerLost("died", stage=stage)
+    message = b"%d" % number
+    letter = letters.letter(stage, number, message, error, config={}, time="2026")
+    letters.adopt(letter, place=number)
+
+
 class Holder:
     """A run that holds the state directory, and may be taken over."""
 
@@ -563,12 +661,7 @@ class Holder:
 
     def keep(self, stage: str, number: int) -> None:
         """Dead-letter a message."""
-        error = WorkerLost("died", stage=stage)
-        message = b"%d" % number
-        letter = self.letters.letter(
-            stage, number, message, error, config={}, time="2026"
-        )
-        self.letters.adopt(letter, place=number)
+        adopt(self.letters, stage, number)
 
     def commit(self) -> None:
         """Record all letters in a commit."""
@@ -592,9 +685,11 @@ class TakeOvers(RuleBasedStateMachine):
         self.state = Path(self._folder.name) / "state"
         self.state.mkdir(mode=0o700)
         self.holders = [Holder(self.state)]
+        self.other = DeadLetters(self.state, pipeline="p", run="other")
         self.number = 0
         self.kept: list[tuple[str, int]] = []
         self.recorded: list[tuple[str, int]] = []
+        self.of_other: list[tuple[str, int]] = []
 
     @rule()
     def take_over(self) -> None:
@@ -614,6 +709,13 @@ class TakeOvers(RuleBasedStateMachine):
         with suppress(StageError):
             holder.keep(stage, self.number)
 
+    @rule(stage=sampled_from("tu"))
+    def keep_other(self, stage: str) -> None:
+        """Dead-letter a message in a run without a state directory of its own."""
+        self.number += 1
+        adopt(self.other, stage, self.number)
+        self.of_other.append((stage, self.number))
+
     @rule(which=integers(min_value=0))
     def commit(self, which: int) -> None:
         """Record the letters; raise in a run that was taken over."""
@@ -627,19 +729,20 @@ class TakeOvers(RuleBasedStateMachine):
 
     @invariant()
     def letters_are_those_of_the_last(self) -> None:
-        """The files hold exactly the last run's letters, each once."""
+        """The files hold exactly the last run's letters and the other's, each once."""
         found = [
             (letter.stage, int(letter.message))
             for path in letter_files(self.state)
             for letter in read_letters(path)
             if isinstance(letter, DeadLetter)
         ]
-        assert sorted(found) == sorted(self.kept)
+        assert sorted(found) == sorted(self.kept + self.of_other)
 
     def teardown(self) -> None:
         """Close and remove all files."""
         for holder in self.holders:
             holder.close()
+        self.other.close()
         self._folder.cleanup()
 
 
