@@ -266,7 +266,7 @@ class WorkerLife:
     @property
     def alive(self) -> bool:
         """Whether there is a process, or is about to be."""
-        return self.state in {_S.STARTING, _S.RUNNING, _S.STOPPING}
+        return self.state in (_S.STARTING, _S.RUNNING, _S.STOPPING)
 
     @property
     def finished(self) -> bool:
