@@ -31,6 +31,7 @@ T = TypeVar("T")
 
 
 _TURN: Final = 1e-9  # seconds; callbacks due within them run in one turn of the loop
+_COARSE: Final = 2.0**23  # seconds; from then on, two floats are more than a turn apart
 _TURNS: Final = 100_000  # turns of the loop in which no time passes, before an error
 # Each task draws from its own generator: asyncio and anyio keep tasks in sets, and so
 # call them in an order that the seed does not determine.
@@ -52,6 +53,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._virtual = _Selector(bounded=draw is not None)
         self._draw = draw
         super().__init__(self._virtual)
+        self._clock_resolution = _TURN
         if draw is not None:
             self.set_task_factory(self._seeded_task)  # type: ignore[arg-type]
 
@@ -60,7 +62,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         now = self._virtual.now
         # The loop runs callbacks due before now plus its resolution, a nanosecond. When
         # waiting for a thread has advanced it by years, a float can't change so little.
-        self._clock_resolution = max(_TURN, math.ulp(now))
+        if now >= _COARSE:
+            self._clock_resolution = math.ulp(now)
         return now
 
     def call_soon(
@@ -74,7 +77,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             return super().call_soon(callback, *args, context=context)
         found = context.get(_DRAWS) if context is not None else _DRAWS.get(None)
         later = (found or self._draw.random)() * _TURN
-        return self.call_at(self.time() + later, callback, *args, context=context)
+        return self.call_at(self._virtual.now + later, callback, *args, context=context)
 
     def _seeded_task(
         self,
