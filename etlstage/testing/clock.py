@@ -91,7 +91,14 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         own = random.Random(self._draw.getrandbits(64))  # noqa: S311
         context = context or contextvars.copy_context()
         context.run(_DRAWS.set, own.random)
-        return asyncio.Task(coroutine, loop=self, context=context, **options)
+        return _Task(coroutine, loop=self, context=context, **options)
+
+
+class _Task(asyncio.Task[T]):
+    """A task whose repr is short, as anyio shows it in every cancellation."""
+
+    def __repr__(self) -> str:
+        return f"<Task {self.get_name()}>"
 
 
 class _Selector(selectors.DefaultSelector):
