@@ -331,6 +331,7 @@ class Journals:
         self._raw = raw
         self._specs = specs
         self._names = {spec.name: spec for spec in specs}
+        self._room.clear()
 
     def select(self, labels: Mapping[str, str] | None = None) -> Sequence[JournalSpec]:
         """Return the journals that have all given labels."""
@@ -405,7 +406,6 @@ class Journals:
             raise JournalError(f"{self.name}: a broker decides what its journals keep")
         with self._changing() as spec:
             spec |= {"keep": keep, "limit": limit}
-        self._room.clear()
 
     @contextmanager
     def _changing(self) -> Iterator[dict[str, Any]]:
@@ -541,6 +541,11 @@ class Journals:
         end = log.appended()
         if end < self._room.get(journal, -1):
             return
+        # Another process may have changed the limit.
+        self.refresh()
+        limit = self._limit
+        if limit is None:
+            return
         # The limit is about what was read. What a reader may need again is no measure:
         # messages that were read may wait for their commit. A reader without any
         # offset is just starting.
@@ -553,9 +558,9 @@ class Journals:
             self._room[journal] = end + 1
             return
         offset, reader = min(read)
-        self._room[journal] = offset + self._limit
-        if end >= offset + self._limit:
-            raise LimitReached(journal, reader, end - offset, self._limit)
+        self._room[journal] = offset + limit
+        if end >= offset + limit:
+            raise LimitReached(journal, reader, end - offset, limit)
 
     # --- reading --------------------------------------------------------------------
 

@@ -1174,6 +1174,38 @@ async def test_writers_wait_for_readers() -> None:
     assert memory().has_room()
 
 
+@pytest.mark.parametrize("limit", [None, "1GiB"])
+async def test_writer_that_waits_follows_a_limit_of_another_process(
+    tmp_path: Path, limit: str | None
+) -> None:
+    """It goes on once the limit is raised or removed (issue 24)."""
+    with Journals.open(tmp_path, limit="1B") as journals:
+        journals.read_committed("slow").close()
+        publish(journals, 1)
+        with pytest.raises(LimitReached):
+            publish(journals, 2)
+        with anyio.fail_after(HANG):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(lambda: journals.room(poll=0.001))
+                await anyio.lowlevel.checkpoint()
+                with Journals.open(tmp_path) as others:
+                    others.set_retention(keep=None, limit=limit)
+        publish(journals, 2)
+        assert numbers(journals.read_committed()) == [1, 2]
+
+
+def test_writer_follows_a_limit_that_another_process_lowers(tmp_path: Path) -> None:
+    """It does so with its next look at the set (issue 24)."""
+    with Journals.open(tmp_path, limit="1GiB") as journals:
+        journals.read_committed("slow").close()
+        publish(journals, 1)
+        with Journals.open(tmp_path) as others:
+            others.set_retention(keep=None, limit="1B")
+        journals.refresh()
+        with pytest.raises(LimitReached):
+            publish(journals, 2)
+
+
 def test_spec_is_plain_json(tmp_path: Path) -> None:
     """People and other programs can read it."""
     Journals.open(tmp_path / "orders", partitions=2, keep="7d", limit="1GiB").close()

@@ -493,6 +493,26 @@ async def test_epoch_waits_for_readers(tmp_path: Path) -> None:
     assert [m[:1] for m in committed(path)] == [b"a", b"b", b"c", b"b"]
 
 
+async def test_epoch_that_waits_follows_the_limit_of_another_process(
+    tmp_path: Path,
+) -> None:
+    """It begins once the set's limit is removed (issue 24)."""
+    path = tmp_path / "set"
+    await plainly(MemorySource([[b"a" * 2000]]), JournalSink(path, limit="1KiB"))
+    with Journals.open(path) as journals:
+        journals.read_committed("r").close()
+    sink = JournalSink(path)
+    made = Pipeline(name="p", source=MemorySource([[b"b"]]), sink=sink)
+    with anyio.fail_after(HANG):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(made.run)
+            while not sink.activity:
+                await anyio.lowlevel.checkpoint()
+            with Journals.open(path) as journals:
+                journals.set_retention(keep=None, limit=None)
+    assert [m[:1] for m in committed(path)] == [b"a", b"b"]
+
+
 async def test_run_that_fails_reports_what_it_has_appended(tmp_path: Path) -> None:
     """With at-least-once delivery it stays appended."""
     sink = JournalSink(tmp_path / "s")
