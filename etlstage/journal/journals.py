@@ -525,10 +525,11 @@ class Journals:
             except OSError as why:
                 # Readers may have read the bytes already, so they can't be taken back.
                 error = why
-        if self._keep is not None and log.rolled:
+        if log.rolled:
             assert isinstance(log, JournalLog)
             try:
-                self._trim(log, self.readers())
+                if self.drops:
+                    self._trim(log, self.readers())
             except (OSError, JournalError) as why:
                 # The bytes can be read, so an error would have them appended again.
                 _LOG.warning("%s: can't drop what is no longer kept: %s", journal, why)
@@ -647,11 +648,13 @@ class Journals:
     @property
     def drops(self) -> bool:
         """Whether the set has a retention, so that segments are dropped at all."""
+        # Another process may have changed it.
+        self.refresh()
         return self._keep is not None
 
     def trim(self) -> dict[str, int]:
         """Drop the whole segments that ``keep`` allows; return how many, by journal."""
-        if self._keep is None:
+        if not self.drops:
             return {}
         dropped = {}
         for name in self._names:

@@ -1094,6 +1094,47 @@ def test_what_is_too_much_is_dropped_with_each_segment() -> None:
     assert numbers(journals.read_committed())[-1] == 49
 
 
+@pytest.mark.parametrize("trims", ["an append", "a command"])
+def test_what_another_process_keeps_is_not_dropped(tmp_path: Path, trims: str) -> None:
+    """A set that is open follows a changed ``keep`` before it drops (issue 24)."""
+    with Journals.open(tmp_path / "orders", keep="read", segment=10) as journals:
+        publish(journals, 0, 1)
+        with Journals.open(tmp_path / "orders") as others:
+            others.set_retention(keep=None, limit=None)
+        numbers(journals.read_committed("r"))
+        if trims == "an append":
+            publish(journals, 2)
+        else:
+            assert journals.trim() == {}
+        assert numbers(journals.read_committed())[:2] == [0, 1]
+
+
+def test_what_another_process_no_longer_keeps_is_dropped(tmp_path: Path) -> None:
+    """An append that begins a segment follows a ``keep`` that was set (issue 24)."""
+    with Journals.open(tmp_path / "orders", segment=10) as journals:
+        publish(journals, 0, 1)
+        numbers(journals.read_committed("r"))
+        with Journals.open(tmp_path / "orders") as others:
+            others.set_retention(keep="read", limit=None)
+        publish(journals, 2)
+        assert numbers(journals.read_committed()) == [2]
+
+
+def test_new_reader_follows_what_another_process_keeps(tmp_path: Path) -> None:
+    """It registers before it looks where to begin, so that it misses none (issue 24)."""
+    with Journals.open(tmp_path / "orders", segment=10) as journals:
+        publish(journals, 0, 1)
+        numbers(journals.read_committed("r"))
+        with Journals.open(tmp_path / "orders") as others:
+            others.set_retention(keep="read", limit=None)
+            with pytest.MonkeyPatch.context() as patch:
+                look = CommittedReader._look
+                patch.setattr(
+                    CommittedReader, "_look", lambda one: (look(one), others.trim())
+                )
+                assert numbers(journals.read_committed("late")) == [0, 1]
+
+
 @pytest.mark.parametrize("committed", [True, False])
 def test_append_succeeds_though_nothing_can_be_dropped(
     caplog: pytest.LogCaptureFixture, committed: bool
