@@ -10,6 +10,7 @@ from etlstage.sequencing import AppendUncertain
 
 __all__ = (
     "AT_EDGE",
+    "SKIPPING",
     "AppendInDoubt",
     "JournalDamaged",
     "JournalError",
@@ -26,6 +27,9 @@ AT_EDGE: Final = (
     " beginning with 'etlstage state reset --yes'"
 )
 """The remedy for damage of journals that a pipeline keeps in its state."""
+
+SKIPPING: Final = f"'on_damage: skip' reads what follows; {AT_EDGE}"
+"""The remedies for what a pipeline can't read."""
 
 
 class JournalError(EtlstageError):
@@ -50,7 +54,7 @@ class JournalDamaged(JournalError, BlockDamaged):
     def __init__(self, journal: str, segment: str, offset: int, why: str) -> None:
         super().__init__(
             f"{journal}: damaged at offset {offset}, in segment {segment}: {why};"
-            f" 'on_damage: skip' reads what follows; {AT_EDGE}"
+            f" {SKIPPING}"
         )
         self.journal = journal
         self.offset = offset

@@ -28,7 +28,7 @@ from etlstage.errors import (
     SourceFailed,
 )
 from etlstage.journal import CommittedReader, Journals, RunMessage
-from etlstage.journal.errors import JournalDamaged, JournalError
+from etlstage.journal.errors import SKIPPING, JournalDamaged, JournalError
 from etlstage.journal.reader import Start, begun_in, checkpoint_of, plain_checkpoint
 from etlstage.messages import Position, Run, size_of
 from etlstage.pipeline.interfaces import Epochs, Source, unfenced
@@ -347,8 +347,10 @@ class JournalSource(Source):
         try:
             return await anyio.to_thread.run_sync(call, *arguments)
         except (OSError, EtlstageError) as error:
+            remedies = f"; {SKIPPING}" if isinstance(error, FrameError) else ""
             raise SourceFailed(
-                f"stage {self.name}: can't read the journals in {self._path}: {error}",
+                f"stage {self.name}: can't read the journals in {self._path}:"
+                f" {error}{remedies}",
                 stage=self.name,
             ) from error
 

@@ -76,7 +76,8 @@ class FrameError(EtlstageError):
     def __str__(self) -> str:
         if self.offset is None:
             return self.reason
-        return f"framing.Unmarshal(offset {self.offset}): {self.reason}"
+        text = f"framing.Unmarshal(offset {self.offset}): {self.reason}"
+        return text if self.journal is None else f"{self.journal}: {text}"
 
 
 class UnexpectedEnd(FrameError):

@@ -846,6 +846,20 @@ async def test_damage_stops_the_source_or_is_passed_over(
         assert "damaged at offset" in str(report.error)
 
 
+async def test_invalid_message_is_named_with_its_journal(tmp_path: Path) -> None:
+    """So is the setting with which the pipeline reads on (issue 24)."""
+    path = tmp_path / "set"
+    with Journals.open(path, partitions=2) as journals:
+        journals.append("set/part-001", b"no json\n")
+    source = JournalSource(path, reader="r")
+    report = await Pipeline(name="p", source=source, sink=MemorySink()).run()
+    assert str(report.error).startswith(
+        f"stage extract: can't read the journals in {path}: set/part-001:"
+        " framing.Unmarshal(offset 32): "
+    )
+    assert "; 'on_damage: skip' reads what follows; " in str(report.error)
+
+
 @settings(deadline=None, max_examples=12)
 @given(
     bad=st.sets(st.integers(0, 5)),
