@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import re
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from etlstage.cli.failure import complain, naming
 from etlstage.cli.options import JsonLines, new_app
+from etlstage.cli.signals import deferred, interruptible
 from etlstage.cli.streams import check_stdin
 from etlstage.errors import ConfigError
 from etlstage.messages import counted
@@ -26,9 +28,12 @@ if TYPE_CHECKING:
     from etlstage.journal.journals import Journals
     from etlstage.journal.log import JournalLog
     from etlstage.journal.reader import Start
-    from etlstage.sequencing import Checkpoint, Envelope
+    from etlstage.sequencing import Checkpoint, Envelope, Publisher
 
 __all__ = ("app",)
+
+_POLL: Final = 0.05
+"""Seconds between two checks for room."""
 
 app: typer.Typer = new_app("journal")
 
@@ -123,7 +128,11 @@ def _tail(path: Folder, *, journal: Name = None) -> int:
 
 @app.command("append")
 def _append(path: Folder, *, journal: Name = None) -> int:
-    """Append lines of stdin as committed messages; a set of JSON needs JSON objects."""
+    """
+    Append lines of stdin as committed messages; a set of JSON needs JSON objects.
+
+    At the set's limit it waits until readers have read more.
+    """
     from etlstage.journal import Publisher, RunMessage
     from etlstage.pipeline.invalid import loaded
     from etlstage.sequencing import JsonMessage, random
@@ -145,20 +154,21 @@ def _append(path: Folder, *, journal: Name = None) -> int:
             target = journal, journals.content_type
             mapping = lambda _: target  # noqa: E731 - as short as it can be
         publisher = Publisher(journals, mapping=mapping)
-        for number, line in enumerate(sys.stdin.buffer, 1):
-            if runs:
-                publisher.publish_committed(RunMessage([line.removesuffix(b"\n")]))
-                continue
-            try:
-                flaw = _flaw(value := loaded(line))
-            except ValueError as error:
-                flaw = f"not JSON: {error}"
-            except RecursionError:
-                flaw = "nested too deeply"
-            if flaw is not None:
-                complain(f"line {number} is {flaw}")
-                return 1
-            publisher.publish_committed(value)
+        with _publishing(publisher, path) as publish:
+            for number, line in enumerate(sys.stdin.buffer, 1):
+                if runs:
+                    publish(RunMessage([line.removesuffix(b"\n")]))
+                    continue
+                try:
+                    flaw = _flaw(value := loaded(line))
+                except ValueError as error:
+                    flaw = f"not JSON: {error}"
+                except RecursionError:
+                    flaw = "nested too deeply"
+                if flaw is not None:
+                    complain(f"line {number} is {flaw}")
+                    return 1
+                publish(value)
     return 0
 
 
@@ -239,6 +249,43 @@ def _named_by_user() -> Iterator[None]:
         yield
     except JournalError as error:
         raise ConfigError(str(error)) from None
+
+
+@contextmanager
+def _publishing(publisher: Publisher, path: Path) -> Iterator[Callable[[object], None]]:
+    """
+    Yield a function that publishes a line, once its readers are within the limit.
+
+    If the block is interrupted or fails, report how many lines were appended.
+    """
+    from etlstage.journal import LimitReached
+
+    appended = 0
+    awaited = set()
+
+    def publish(message: object) -> None:
+        nonlocal appended
+        while True:
+            try:
+                # The count has to be exact, because the caller appends the rest.
+                with deferred():
+                    publisher.publish_committed(message)
+                    appended += 1
+            except LimitReached as error:
+                if error.reader not in awaited:
+                    awaited.add(error.reader)
+                    text = f"waiting for reader {error.reader!r} of {path} (limit)"
+                    complain(text, as_="warning")
+                time.sleep(_POLL)
+            else:
+                return
+
+    try:
+        with interruptible():
+            yield publish
+    except BaseException:
+        complain(f"{counted(appended, 'line')} appended", as_="warning")
+        raise
 
 
 def _flaw(value: object) -> str | None:

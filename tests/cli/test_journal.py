@@ -260,6 +260,48 @@ def test_line_that_is_no_message(
     assert [row["message"]["n"] for row in rows(capsys)] == [1, 3, 6.5]
 
 
+def test_lines_wait_until_readers_have_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All are appended; each reader that is waited for is named once (issue 24)."""
+    found: list[object] = []
+    with Journals.open(tmp_path, limit="1KiB") as journals:
+        journals.read_committed("slow").close()
+        lines = [b'{"n": %d}\n' % number for number in range(50)]
+        stdin = SimpleNamespace(buffer=io.BytesIO(b"".join(lines)))
+        monkeypatch.setattr(sys, "stdin", stdin)
+
+        def read(_seconds: float) -> None:
+            found.append([*journals.read_committed("slow")])
+
+        monkeypatch.setattr("time.sleep", read)
+        assert run("journal", "append", str(tmp_path)) == 0
+        assert len(list(journals.read_committed())) == 50
+    assert len(found) > 2
+    assert capsys.readouterr().err == (
+        f"etlstage: warning: waiting for reader 'slow' of {tmp_path} (limit)\n"
+    )
+
+
+def test_appended_lines_are_counted_when_the_disk_fails(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error follows (issue 24)."""
+    append, left = JournalLog.append, [1, 0]
+
+    def failing(self: JournalLog, now: int, *data: bytes) -> tuple[int, int]:
+        if not left.pop(0):
+            raise OSError("no space left")
+        return append(self, now, *data)
+
+    monkeypatch.setattr(JournalLog, "append", failing)
+    lines = SimpleNamespace(buffer=io.BytesIO(b'{"n": 6}\n{"n": 7}\n'))
+    monkeypatch.setattr(sys, "stdin", lines)
+    with pytest.raises(OSError, match="no space left"):
+        run("journal", "append", str(folder))
+    assert capsys.readouterr().err == "etlstage: warning: 1 line appended\n"
+
+
 def test_set_is_verified(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Damaged messages are counted, and make it fail."""
     assert run("journal", "verify", str(folder), "--json") == 0

@@ -14,7 +14,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from etlstage.cli.signals import Signals, deafen, interruptible, quit_at_once
+from etlstage.cli.signals import FORCED, Signals, deafen, interruptible, quit_at_once
+from etlstage.journal import Journals
 from etlstage.pipeline.report import KeptLetters
 from tests.cli.forked import environment
 from tests.cli.test_kills import wait_until
@@ -213,3 +214,35 @@ def test_signals_behind_the_end_do_nothing() -> None:
         deafen()
         for number in ALL:
             signal.raise_signal(number)
+
+
+@pytest.mark.parametrize("number", ALL)
+def test_appended_lines_are_counted_when_interrupted(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    """A signal ends the command also while it waits for readers (issue 24)."""
+    with Journals.open(tmp_path, limit="1KiB") as journals:
+        journals.read_committed("slow").close()
+    (tmp_path / "lines").write_bytes(b'{"n": 1}\n' * 50)
+    with (
+        (tmp_path / "lines").open("rb") as lines,
+        subprocess.Popen(
+            [sys.executable, "-m", "etlstage", "journal", "append", str(tmp_path)],
+            env=environment(),
+            stdin=lines,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process,
+    ):
+        assert process.stderr is not None
+        assert "waiting for reader 'slow'" in process.stderr.readline()
+        process.send_signal(number)
+        printed = process.communicate(timeout=HANG)[1]
+    with Journals.open(tmp_path) as journals:
+        count = len(list(journals.read_committed()))
+    assert 1 < count < 50
+    assert printed.splitlines() == [
+        f"etlstage: warning: {count} lines appended",
+        "etlstage: error: interrupted",
+    ]
+    assert process.returncode == FORCED
