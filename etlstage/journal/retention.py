@@ -15,7 +15,11 @@ __all__ = ("Keep", "Retention", "limit_of", "sync_of")
 
 Keep: TypeAlias = str | None
 """What is kept besides what named readers still need: a time (``7d``), a size
-(``100GiB``), nothing (``read``), or everything (None)."""
+(``100GiB``), nothing (``read``), or everything (None).
+
+A size is a maximum: the oldest segments are dropped, each as a whole, until no more than
+that is left, or only the newest segment. So a size below that of a segment (64 MiB by
+default) may keep nothing of what was read."""
 
 
 class Retention(NamedTuple):

@@ -161,7 +161,8 @@ class DurableKeys(Appending, Keys):
     each other."""
     keep: str = "read"
     """What is kept besides messages that were not loaded yet: a time such as 7d, a size
-    such as 100GiB, or read for nothing."""
+    such as 100GiB (a maximum, as whole segments of 64 MiB are dropped), or read for
+    nothing."""
 
     @classmethod
     def unfold(cls, value: Any) -> Any:  # noqa: ANN401 - whatever a user wrote
@@ -208,7 +209,8 @@ class JournalSinkKeys(Appending, SinkKeys):
     set."""
     keep: str | None = None
     """What a new set keeps besides what readers have not read: a time such as 7d, a
-    size such as 100GiB, or read for nothing; by default everything."""
+    size such as 100GiB (a maximum, as whole segments of 64 MiB are dropped), or read
+    for nothing; by default everything."""
     epoch: EpochKeys | None = None
     """How much is appended and committed at once, for exactly-once."""
 
