@@ -117,7 +117,11 @@ def _cat(
 
 @app.command("tail")
 def _tail(path: Folder, *, journal: Name = None) -> int:
-    """Print messages as they become committed, from now on."""
+    """
+    Print messages as they become committed, from now on.
+
+    Of a transaction that is open now, only the messages appended from now on.
+    """
     with _opened(path) as journals:
         names = _names(journals, journal)
         for envelope in _committed(journals, "end", follow=True):

@@ -67,7 +67,8 @@ _RUNS: Final = 16
 
 Start = Literal["beginning", "end"] | float | Mapping[str, int]
 """Where a reader without a position begins. A number is a time, in seconds since 1970;
-a mapping has offsets by journal."""
+a mapping has offsets by journal. Of a transaction that is open there, the messages after
+that place are delivered when it is committed."""
 
 Begun = Mapping[tuple[str, int], int]
 """By journal and offset of a frame, how many of its messages were read, but not all."""

@@ -60,7 +60,8 @@ class JournalSourceKeys(SourceKeys):
     """Name of the reader in the set, which keeps what this reader has not read yet."""
     from_: Argument = "beginning"
     """Where a new reader begins: beginning, end, or a time such as
-    2026-11-23T18:00:00Z."""
+    2026-11-23T18:00:00Z. Of a transaction that is open there, only the messages after
+    that place are read."""
     follow: bool = False
     """Whether to wait for more messages at the end, until stopped."""
     on_damage: Literal["stop", "skip"] = "stop"

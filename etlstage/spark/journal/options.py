@@ -42,7 +42,8 @@ class JournalReading(Definition):
     path: Annotated[Path, SharedFolder()]
     """Folder of the set, which all executors see."""
     from_: Argument = "beginning"
-    """Where to begin: beginning, end, or a time such as 2026-11-23T18:00:00Z."""
+    """Where to begin: beginning, end, or a time such as 2026-11-23T18:00:00Z. Of a
+    transaction that is open there, only the messages after that place are read."""
     key: Pointer | None = None
     """JSON pointer such as /customer to the part of a message that column key
     contains."""
