@@ -30,7 +30,7 @@ from etlstage.journal.errors import (
     flaw_of,
     typed,
 )
-from etlstage.journal.log import ByteLog, Group
+from etlstage.journal.log import ByteLog, Group, JournalLog
 from etlstage.journal.run import RunFraming
 from etlstage.journal.storage import Storage
 from etlstage.sequencing import (
@@ -44,6 +44,7 @@ from etlstage.sequencing import (
     ProducerState,
     ReadUncommitted,
     Sequencer,
+    UnexpectedEnd,
     clock_at,
 )
 from etlstage.settings.units import READER_NAME, is_reader_name
@@ -99,6 +100,7 @@ class LogReader:
 
     Attributes:
         at: The end of the last group that was looked at.
+        whole: Whether a frame never continues in the next group.
 
     """
 
@@ -121,6 +123,8 @@ class LogReader:
         self._heads = heads
         self._follow = follow and end is None
         self.at: int = offset
+        # The head of the next group would be within the frame.
+        self.whole: bool = isinstance(log, JournalLog)
         self._groups: Iterator[Group] = iter(())
         self._ended = False
 
@@ -685,6 +689,19 @@ class SoundMessages(ReadUncommitted):
     def poll(self) -> Envelope | None:
         """Return the next message, or None if the reader has none yet."""
         return self._sound(super().poll)
+
+    def _receive(self, data: bytes | None) -> None:
+        held, reader = len(self._buffer), self._reader
+        if data or not held or not reader.whole:
+            super()._receive(data)
+            return
+        offset = self._buffer.offset
+        self._buffer.jump(reader.offset)
+        error = UnexpectedEnd(
+            "unexpected EOF", framing=self._spec.content_type, offset=offset
+        )
+        error.journal, error.end = self._spec.name, offset + held
+        raise error
 
     def _sound(self, read: Callable[[], T]) -> T:
         while True:

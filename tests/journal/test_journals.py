@@ -35,6 +35,7 @@ from etlstage.journal import (
     modulo,
     rendezvous,
 )
+from etlstage.journal.account import verify
 from etlstage.journal.reader import Registered
 from etlstage.journal.retention import Retention
 from etlstage.sequencing import AckIntent, Clock, FrameError, JsonMessage, clock_at
@@ -1092,6 +1093,34 @@ def test_what_is_too_much_is_dropped_with_each_segment() -> None:
     with pytest.raises(OffsetGone):
         numbers(reader)
     assert numbers(journals.read_committed())[-1] == 49
+
+
+@pytest.mark.parametrize("follow", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "rest"),
+    [
+        ("application/x-ndjson", b'{"k": 1'),
+        ("application/x-protobuf-fixed", b"garbage\n"),
+    ],
+)
+def test_invalid_end_is_reported_once(kind: str, rest: bytes, *, follow: bool) -> None:
+    """No later append continues a frame, so no reader waits for one (issue 24)."""
+    with memory(content_type=kind) as journals:
+        journals.append("orders/part-000", rest)
+        end = journals.log("orders/part-000").end()
+        errors: list[Any] = []
+        reader = journals.read_committed(follow=follow, on_error=errors.append)
+        assert reader.poll() is None
+        assert reader.position().offsets == {"orders/part-000": end}
+        message = {"k": 1} if kind == "application/x-ndjson" else b"1"
+        to = "orders/part-000", kind
+        Publisher(journals).publish_committed(message, lambda _: to)
+        assert reader.poll() is not None
+        (error,) = errors
+        assert (error.offset, error.end) == (end - len(rest), end)
+        assert str(error).endswith("unexpected EOF")
+        found = verify(journals, "orders/part-000")
+        assert (found.committed, found.damaged) == (1, 1)
 
 
 @pytest.mark.parametrize("trims", ["an append", "a command"])
