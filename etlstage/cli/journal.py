@@ -388,7 +388,9 @@ def _offset(log: JournalLog, begin: str | None) -> int:
 
 
 def _report(error: Exception) -> None:
-    complain(str(error))
+    from etlstage.journal.errors import located
+
+    complain(located(error))
 
 
 def _row(envelope: Envelope) -> dict[str, object]:

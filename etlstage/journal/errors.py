@@ -6,7 +6,7 @@ from json import JSONDecodeError
 from typing import Any, Final
 
 from etlstage.errors import BlockDamaged, EtlstageError
-from etlstage.sequencing import AppendUncertain
+from etlstage.sequencing import AppendUncertain, FrameError
 
 __all__ = (
     "AT_EDGE",
@@ -18,6 +18,7 @@ __all__ = (
     "OffsetGone",
     "ReaderBusy",
     "flaw_of",
+    "located",
     "typed",
 )
 
@@ -110,6 +111,16 @@ def flaw_of(error: Exception) -> str:
     if isinstance(error, KeyError):
         return f"its key {error} is missing"
     return "its values are not of the right types"
+
+
+def located(error: Exception) -> str:
+    """Return an error's text; that of an invalid frame with its journal."""
+    if isinstance(error, FrameError) and error.journal is not None:
+        return (
+            f"{error.journal}: invalid {error.framing} at offset {error.offset}:"
+            f" {error.reason}"
+        )
+    return str(error)
 
 
 def typed(value: object, *types: type) -> Any:  # noqa: ANN401 - of one of the types

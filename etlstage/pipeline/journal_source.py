@@ -28,7 +28,7 @@ from etlstage.errors import (
     SourceFailed,
 )
 from etlstage.journal import CommittedReader, Journals, RunMessage
-from etlstage.journal.errors import SKIPPING, JournalDamaged, JournalError
+from etlstage.journal.errors import SKIPPING, JournalDamaged, JournalError, located
 from etlstage.journal.reader import Start, begun_in, checkpoint_of, plain_checkpoint
 from etlstage.messages import Position, Run, size_of
 from etlstage.pipeline.interfaces import Epochs, Source, unfenced
@@ -350,7 +350,7 @@ class JournalSource(Source):
             remedies = f"; {SKIPPING}" if isinstance(error, FrameError) else ""
             raise SourceFailed(
                 f"stage {self.name}: can't read the journals in {self._path}:"
-                f" {error}{remedies}",
+                f" {located(error)}{remedies}",
                 stage=self.name,
             ) from error
 
@@ -360,13 +360,7 @@ class JournalSource(Source):
         assert error.offset is not None
         size = _KEPT if error.end is None else min(_KEPT, error.end - error.offset)
         data = self._journals.log(error.journal).peek(error.offset, size)
-        text = str(error)
-        if isinstance(error, FrameError):
-            text = (
-                f"{error.journal}: invalid {error.framing} at offset {error.offset}:"
-                f" {error.reason}"
-            )
-        return InputDamaged(text, stage=self.name, data=data)
+        return InputDamaged(located(error), stage=self.name, data=data)
 
 
 def _raise(error: FrameError | JournalDamaged) -> None:

@@ -76,8 +76,7 @@ class FrameError(EtlstageError):
     def __str__(self) -> str:
         if self.offset is None:
             return self.reason
-        text = f"framing.Unmarshal(offset {self.offset}): {self.reason}"
-        return text if self.journal is None else f"{self.journal}: {text}"
+        return f"framing.Unmarshal(offset {self.offset}): {self.reason}"
 
 
 class UnexpectedEnd(FrameError):

@@ -854,8 +854,8 @@ async def test_invalid_message_is_named_with_its_journal(tmp_path: Path) -> None
     source = JournalSource(path, reader="r")
     report = await Pipeline(name="p", source=source, sink=MemorySink()).run()
     assert str(report.error).startswith(
-        f"stage extract: can't read the journals in {path}: set/part-001:"
-        " framing.Unmarshal(offset 32): "
+        f"stage extract: can't read the journals in {path}: set/part-001: invalid"
+        " application/x-ndjson at offset 32: "
     )
     assert "; 'on_damage: skip' reads what follows; " in str(report.error)
 
