@@ -11,7 +11,6 @@ the older files.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import rmdir
@@ -182,16 +181,6 @@ class Destination:
         place = self.table or self.path or option(self.options, "dbtable")
         return Output(what, place or str(self))
 
-    @property
-    def recorded(self) -> str:
-        """The output, as records have it; a table of a database with the database."""
-        output = " ".join(self.output())
-        if not self.of_database:
-            return output
-        # Without parameters and credentials: these may change, and are secret.
-        url = re.split("[?;]", option(self.options, "url"), maxsplit=1)[0]
-        return f"{output} of {url.rpartition('@')[2]}"
-
     def continuing(self, moved_from: str) -> Self:
         """Return the same destination for a load that continues: nothing is replaced."""
         mode = "append" if self.mode == "append" else "error"
@@ -259,6 +248,9 @@ class Destination:
             return spark.table(self.table).isEmpty()
         if not self.of_database:
             return False
+        if not over_connect(spark):
+            with Database(spark, self.options).connected() as connection:
+                return not connection.has_rows(option(self.options, "dbtable"))
         return spark.read.format("jdbc").options(**self.options).load().isEmpty()
 
     def unmade(self, spark: SparkSession) -> str | None:

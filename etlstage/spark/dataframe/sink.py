@@ -236,11 +236,6 @@ class DataFrameSink(RowSink, SparkSink):
         """Return the destination."""
         return self._destination.output()
 
-    @property
-    def recorded(self) -> str:
-        """The destination, with its database."""
-        return self._destination.recorded
-
     async def _prepare(self) -> None:
         if self._error is not None:
             raise self._error

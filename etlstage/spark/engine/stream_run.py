@@ -329,11 +329,6 @@ class _Landed(Landing):
         """Return where the messages end."""
         return self._sink.output()
 
-    @property
-    def recorded(self) -> str:
-        """The destination of the batches, as records have it."""
-        return self._sink.recorded
-
     def landed(self) -> str:
         """Return, in one line for a human, what was loaded."""
         done = counted(self.account.done, "message")

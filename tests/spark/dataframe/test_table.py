@@ -441,8 +441,6 @@ def test_batch_of_a_stream_is_one_transaction(
     report = loaded()
     assert (report.status, report.error) == ("done", None)
     assert numbers(base) == [n for n in range(10) if n != 7]
-    output = CommitRecord.latest(state).output
-    assert output.startswith("jdbc rows of jdbc:postgresql://")
     assert base.tables() == ["etlstage_epochs", "rows"]
     account = report.ledger[1]
     assert (account.received, account.done, account.dead) == (10, 9, 1)
@@ -571,24 +569,6 @@ async def test_load_that_continues_in_another_table_replaces_nothing(
         if once:
             await sink.commit("{}")
     assert base.ask("select value from rows") == ["2"]
-
-
-@pytest.mark.parametrize(
-    ("url", "of"),
-    [
-        ("jdbc:sqlite:/base.db", "jdbc:sqlite:/base.db"),
-        ("jdbc:postgresql://h/db?user=u&password=x@y", "jdbc:postgresql://h/db"),
-        ("jdbc:mysql://u:x@h/db", "h/db"),
-        ("jdbc:sqlserver://h:1433;password=x", "jdbc:sqlserver://h:1433"),
-        ("jdbc:oracle:thin:u/x@//h:1521/s", "//h:1521/s"),
-    ],
-)
-def test_record_has_the_database_of_a_table(url: str, of: str) -> None:
-    """A table of the same name in another one is another output (issue 23)."""
-    place = Destination(format="jdbc", options={"URL": url, "dbtable": "rows"})
-    assert place.recorded == f"jdbc rows of {of}"
-    assert Destination("out").recorded == "parquet out"
-    assert DataFrameSink(Session(), place).recorded == place.recorded
 
 
 @pytest.mark.parametrize("base", ["sqlite"], indirect=True)
