@@ -295,7 +295,8 @@ class Delivery:
             note: The note that the sink was given with the epoch.
 
         Raises:
-            StateUnusable: If the note can't be understood, or the record not stored.
+            StateUnusable: If the note can't be understood, or the record not stored, or
+                all was loaded into another output.
 
         """
         try:
@@ -308,7 +309,11 @@ class Delivery:
             ) from error
         # After a crash between the sink's commit and our record, the sink knows more.
         if record.epoch > self.record.epoch:
-            self.keep(record)
+            output, input = self.record.output, self.record.input  # noqa: A001
+            if record.pending:  # nothing is left to be loaded into ours
+                self._check_same(record, None, output)
+            moved = record.moved_to(output)
+            self.keep(replace(record, output=output, moved_from=moved, input=input))
 
     def settle(self) -> None:
         """

@@ -427,3 +427,24 @@ def test_what_a_sink_has_noted_is_adopted(tmp_path: Path) -> None:
                 r" beginning, remove what it has written, then use 'etlstage state reset",
             ):
                 again.adopt(note)
+
+
+def test_note_of_another_output_leaves_this_run_its_own(tmp_path: Path) -> None:
+    """It has moved, unless all was loaded into the other one (issue 22)."""
+    delivery = begun(tmp_path)
+    delivery.record = replace(delivery.record, output="jdbc b")
+    noted, last = delivery.next(5), delivery.next(None, ended=True)
+    for output, moved_from in ("jdbc c", "jdbc b"), ("jdbc b", ""):
+        with Delivery(tmp_path / output, exactly_once=True) as again:
+            again.begin("r", stages=["e", "l"], letters={}, output=output, input="new")
+            again.adopt(noted.note)
+            found = CommitRecord.latest(tmp_path / output)
+        assert (found.position, found.output, found.input) == (5, output, "new")
+        assert found.moved_from == moved_from
+    with Delivery(tmp_path / "ended", exactly_once=True) as again:
+        again.begin("r", stages=["e", "l"], letters={}, output="jdbc c")
+        with pytest.raises(
+            StateUnusable, match="it has loaded into jdbc b, not into jdbc c"
+        ):
+            again.adopt(last.note)
+        assert again.record.epoch == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncGenerator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -129,9 +130,10 @@ async def run(
     return await pipeline.run()
 
 
-def numbers(base: Database) -> list[int]:
+def numbers(base: Database, table: str = "rows") -> list[int]:
     """Return the numbers that are loaded."""
-    return sorted(int(row.split()[0]) for row in base.ask("select value from rows"))
+    rows = base.ask(f"select value from {table}")  # noqa: S608 - its name is ours
+    return sorted(int(row.split()[0]) for row in rows)
 
 
 async def test_run_that_breaks_off_loads_each_row_once(
@@ -569,6 +571,67 @@ async def test_load_that_continues_in_another_table_replaces_nothing(
         if once:
             await sink.commit("{}")
     assert base.ask("select value from rows") == ["2"]
+
+
+async def moved_and_killed(
+    spark: SparkSession, base: Database, state: Path, *, position: int = 2
+) -> None:
+    """Load an epoch into table a; be killed once the next is committed in table b."""
+    report = await run(spark, base, state, ("recorded", 1), table="a")
+    assert isinstance(report.error, Died), report.error
+    drained = CommitRecord.latest(state)
+    replace(drained, ended=True, position=position).store(state)
+    report = await run(spark, base, state, ("committed", 2), table="b", mode="error")
+    assert isinstance(report.error, Died), report.error
+    assert CommitRecord.latest(state).epoch == 1
+
+
+@pytest.mark.parametrize("base", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("mode", ["overwrite", "error"])
+async def test_load_goes_on_in_another_table_after_a_kill(
+    spark: SparkSession, base: Database, tmp_path: Path, mode: str
+) -> None:
+    """The rows of the epoch that was not recorded are its own (issue 23)."""
+    state = tmp_path / "state"
+    await moved_and_killed(spark, base, state)
+    report = await run(spark, base, state, None, table="b", mode=mode)
+    assert (report.status, report.error) == ("done", None)
+    assert numbers(base, "a") == [0, 1]
+    assert numbers(base, "b") == [2, 3, 4]
+
+
+@pytest.mark.parametrize("base", ["sqlite"], indirect=True)
+async def test_table_that_a_load_turns_to_after_a_kill_is_not_its_own(
+    spark: SparkSession, base: Database, tmp_path: Path
+) -> None:
+    """The epoch that was not recorded is in the table before (issue 23)."""
+    state = tmp_path / "state"
+    await moved_and_killed(spark, base, state)
+    base.ask("create table c (value text)")
+    base.ask("insert into c values ('9 other')")
+    for mode in ("overwrite", "error"):
+        report = await run(spark, base, state, None, table="c", mode=mode)
+        assert "as the load continues from jdbc b: set mode" in str(report.error)
+        assert numbers(base, "c") == [9]
+    base.ask("delete from c")
+    report = await run(spark, base, state, None, table="c", mode="error")
+    assert (report.status, report.error) == ("done", None)
+    assert [numbers(base, table) for table in "abc"] == [[0, 1], [2, 3], [4]]
+    assert CommitRecord.latest(state).output == "jdbc c"
+
+
+@pytest.mark.parametrize("base", ["sqlite"], indirect=True)
+async def test_load_that_is_over_is_not_recorded_elsewhere(
+    spark: SparkSession, base: Database, tmp_path: Path
+) -> None:
+    """If it was killed before it was recorded where it loaded (issue 23)."""
+    state = tmp_path / "state"
+    await moved_and_killed(spark, base, state, position=4)
+    report = await run(spark, base, state, None, table="c")
+    assert "it has loaded into jdbc b, not into jdbc c" in str(report.error)
+    report = await run(spark, base, state, None, table="b")
+    assert (report.status, report.error) == ("done", None)
+    assert [numbers(base, table) for table in "ab"] == [[0, 1], [4]]
 
 
 @pytest.mark.parametrize("base", ["sqlite"], indirect=True)
