@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import socket
+import ssl
 from collections.abc import Callable, Coroutine, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
 
@@ -265,14 +268,40 @@ async def test_api_that_is_busy_or_gone_is_asked_again() -> None:
     assert pauses == [0.5, 0.5, 1, 2, 4, 8]
 
 
+def answered(data: bytes) -> SSLError:
+    """Return the error of a client to which a server answers without TLS."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            with server.accept()[0] as connection:
+                connection.recv(4096)
+                connection.sendall(data)
+
+        with ThreadPoolExecutor() as pool:
+            pool.submit(answer)
+            port = server.getsockname()[1]
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("AWS_ACCESS_KEY_ID", "key")
+                patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+                client = client_of("us-east-1", f"https://127.0.0.1:{port}")
+            with pytest.raises(SSLError) as caught:
+                client.list_shards(StreamName="clicks")
+    return caught.value
+
+
 @virtually
 async def test_tls_connection_that_breaks_is_made_again() -> None:
-    """A certificate that is not valid ends the run, as a retry can't help (issue 25)."""
-    for why, status in (
-        ("EOF occurred in violation of protocol (_ssl.c:1006)", "done"),
-        ("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed", "failed"),
+    """Where a retry can't help the run ends, as with a wrong certificate (issue 25)."""
+    untrusted = ssl.SSLCertVerificationError("certificate verify failed")
+    for broken, why, status in (
+        (answered(b""), "EOF occurred in violation of protocol", "done"),
+        (tls_error(ssl.SSLZeroReturnError("closed")), "closed", "done"),
+        (answered(b"HTTP/1.1 400 Bad Request\r\n\r\n"), "WRONG_VERSION", "failed"),
+        (tls_error(untrusted), "certificate verify failed", "failed"),
+        (tls_error("hostname 'a' doesn't match 'b'"), "doesn't match", "failed"),
+        (tls_error(FileNotFoundError("no CA file")), "no CA file", "failed"),
     ):
-        broken = SSLError(endpoint_url="https://127.0.0.1", error=why)
+        assert why in str(broken)
         for method in ("list_shards", "get_shard_iterator", "get_records"):
             stream, processors = stream_of(1, 12), Processors()
             stream.fails[method] = [broken]
@@ -282,6 +311,11 @@ async def test_tls_connection_that_breaks_is_made_again() -> None:
                 check_all(processors, stream, 12)
             else:
                 assert why in str(report.error)
+
+
+def tls_error(error: Exception | str) -> SSLError:
+    """Return an error of botocore about another one."""
+    return SSLError(endpoint_url="https://127.0.0.1", error=error)
 
 
 @virtually

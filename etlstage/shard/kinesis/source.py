@@ -13,6 +13,7 @@ of several, of which only some are covered.
 
 from __future__ import annotations
 
+import ssl
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from datetime import datetime
@@ -56,8 +57,13 @@ _BUSY: Final = (
     "ThrottlingException",
 )
 _EXPIRED: Final = "ExpiredIteratorException"
-_UNTRUSTED: Final = "CERTIFICATE_VERIFY_FAILED"
-"""OpenSSL's reason where a certificate is not valid."""
+_BROKEN: Final = (
+    ConnectionError,
+    TimeoutError,
+    ssl.SSLEOFError,
+    ssl.SSLZeroReturnError,
+)
+"""Errors of a TLS connection that broke."""
 
 
 class KinesisSource(ShardedSource):
@@ -302,9 +308,19 @@ def _passes(error: Exception) -> bool:
         return False
     exceptions = import_module("botocore.exceptions")
     if isinstance(error, exceptions.SSLError):
-        # It also stands for a connection that broke.
-        return _UNTRUSTED not in str(error)
+        # It also stands for certificates and settings that a retry can't change.
+        return any(isinstance(one, _BROKEN) for one in _causes(error))
     return isinstance(error, exceptions.ConnectionError | exceptions.HTTPClientError)
+
+
+def _causes(error: Exception) -> list[object]:
+    """Return an error of botocore with what it wraps, at any depth."""
+    found: list[object] = [error, *getattr(error, "kwargs", {}).values()]
+    for one in found:  # which grows meanwhile
+        if isinstance(one, BaseException):
+            wrapped = (one.__cause__, one.__context__, *one.args)
+            found += [other for other in wrapped if other not in found]
+    return found
 
 
 def _pause(tried: int) -> float:
