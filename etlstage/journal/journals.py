@@ -463,11 +463,7 @@ class Journals:
             LimitReached: If ``limited``, and a reader has reached the limit.
 
         """
-        if self._closed:
-            # No close would force the bytes to the disk.
-            raise JournalError(
-                f"{self.name}: the set is closed; open it again to append"
-            )
+        self._check_open()
         if limited and self._limit is not None:
             self._check_room(journal)
         return _LockedSection(self, journal)
@@ -512,11 +508,20 @@ class Journals:
             return False
         return True
 
+    def _check_open(self) -> None:
+        if self._closed:
+            # No close would force the bytes to the disk.
+            raise JournalError(
+                f"{self.name}: the set is closed; open it again to append"
+            )
+
     def _append(self, journal: str, *data: bytes) -> _Appended:
         log = self.byte_log(journal)
         now = self._now()
-        begin, end = log.append(now, *data)
+        # Before the check: a close that comes after it waits for the lock, and syncs.
         since = self._dirty.setdefault(journal, now)
+        self._check_open()
+        begin, end = log.append(now, *data)
         error = None
         if now - since >= self._sync_every:
             try:

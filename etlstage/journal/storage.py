@@ -199,11 +199,17 @@ class FolderStorage:
                 self._locks[path] = Lock(), self._new(path)
             lock, fd = self._locks[path]
         with lock:
+            if self._locks.get(path) != (lock, fd):  # closed while we waited
+                with self.locked(path):
+                    yield
+                return
             fcntl.flock(fd, fcntl.LOCK_EX)
             try:
                 yield
             finally:
-                fcntl.flock(fd, fcntl.LOCK_UN)
+                # A close meanwhile has released it.
+                if self._locks.get(path) == (lock, fd):
+                    fcntl.flock(fd, fcntl.LOCK_UN)
 
     def hold(self, path: str, *, take: bool = False) -> int | None:
         """Lock a file unless it is locked; a taken lock's old file is unlinked."""

@@ -10,10 +10,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import anyio
@@ -762,6 +764,86 @@ def test_set_that_is_closed_takes_no_appends(tmp_path: Path) -> None:
         assert numbers(again.read_committed()) == [1]
         publish(again, 3)
         assert numbers(again.read_committed()) == [1, 3]
+
+
+def test_append_that_began_before_the_set_was_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It appends nothing, as nothing would force that to the disk (issue 24)."""
+    journals = Journals.open(tmp_path / "orders")
+    (journal,) = journals.select()
+    section = journals.start_append(journal.name)
+    refused = "^orders: the set is closed; open it again to append$"
+    with ThreadPoolExecutor() as pool:
+        waits = Event()
+        locked = journals.storage.locked
+
+        def waiting(path: str) -> AbstractContextManager[None]:
+            waits.set()
+            return locked(path)
+
+        monkeypatch.setattr(journals.storage, "locked", waiting)
+        appending = pool.submit(journals.append, journal.name, b"{}\n")
+        assert waits.wait(HANG)
+        journals.close()
+        with pytest.raises(JournalError, match=refused):
+            section.release(b"{}\n")
+        with pytest.raises(JournalError, match=refused):
+            appending.result(HANG)
+    with Journals.open(tmp_path / "orders") as again:
+        assert again.byte_log(journal.name).appended() == 0
+
+
+def test_lock_is_taken_anew_if_it_was_closed_meanwhile(tmp_path: Path) -> None:
+    """The descriptor may be another file's by then (issue 24)."""
+    storage = FolderStorage(tmp_path)
+    with storage.locked("lock"):
+        storage.close()
+        with FolderStorage(tmp_path).locked("lock"):
+            pass
+    with storage.locked("lock"):
+        pass
+
+    class Waiting:
+        """A lock for which a thread waits while the storage is closed."""
+
+        def __enter__(self) -> None:
+            storage.close()
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    (_, fd) = storage._locks["lock"]
+    storage._locks["lock"] = Waiting(), fd  # type: ignore[assignment]
+    with storage.locked("lock"):
+        assert FolderStorage(tmp_path).hold("lock") is None
+
+
+def test_close_waits_for_an_append_that_it_has_to_sync(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the set had nothing to sync before (issue 24)."""
+    journals = Journals.open(tmp_path / "orders")
+    (journal,) = journals.select()
+    log = journals.log(journal.name)
+    closing, steps = Thread(target=journals.close), list[str]()
+    append, sync = log.append, log.sync
+
+    def appending(now: int, *data: bytes) -> tuple[int, int]:
+        closing.start()
+        found = append(now, *data)
+        steps.append("append")
+        return found
+
+    def syncing() -> None:
+        steps.append("sync")
+        sync()
+
+    monkeypatch.setattr(log, "append", appending)
+    monkeypatch.setattr(log, "sync", syncing)
+    journals.append(journal.name, b"{}\n")
+    closing.join(HANG)
+    assert steps == ["append", "sync"]
 
 
 def test_position_that_is_none() -> None:
