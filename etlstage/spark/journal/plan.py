@@ -282,8 +282,8 @@ class Planner:
         Return the tasks of a batch that was planned, here or in another process.
 
         Raises:
-            JournalError: If its frames are not there, or not any more, or ``start`` is
-                an offset in another set.
+            JournalError: If its frames are not there, or not any more, or an offset is
+                in another set.
 
         """
         if self._planned is not None and (start, end) == (
@@ -291,7 +291,7 @@ class Planner:
             self._planned[1].end,
         ):
             return self._planned[1].tasks
-        self._resume(start)
+        self._resume(start, end)
         lanes = self._lanes(start, end)
         for journal, place in _places(end).items():
             if (lane := lanes.get(journal)) is None:
@@ -313,18 +313,19 @@ class Planner:
         if self._reader is not None:
             self._reader.commit(_checkpoint(end))
 
-    def _resume(self, start: Offset) -> None:
-        """Look at the set, assert that ``start`` is in it, and register the reader."""
+    def _resume(self, start: Offset, *ends: Offset) -> None:
+        """Look at the set, assert that the offsets are in it, and register the reader."""
         journals = self._journals
         journals.refresh()
-        there = start.get(_SET)
-        # Journals have the same names in a set that was made anew.
-        if there and journals.id and there != journals.id:
-            raise JournalError(
-                f"{journals.name}: the checkpoint is of the set with id {there}, but this"
-                f" set has id {journals.id}: it is not the set that was read; set the path"
-                " of that one, or another checkpointLocation to start anew"
-            )
+        for offset in start, *ends:
+            there = offset.get(_SET)
+            # Journals have the same names in a set that was made anew.
+            if there and journals.id and there != journals.id:
+                raise JournalError(
+                    f"{journals.name}: the checkpoint is of the set with id {there}, but"
+                    f" this set has id {journals.id}: it is not the set that was read; set"
+                    " the path of that one, or another checkpointLocation to start anew"
+                )
         if self._reading.reader and self._reader is None:
             self._reader = self._journals.read_committed(
                 self._reading.reader, commit_every=None, position=_checkpoint(start)
