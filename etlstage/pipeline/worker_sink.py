@@ -298,6 +298,8 @@ class CommittingSink(WorkerSink):
         await self._settled.wait()
         if not isinstance(self._failure, NotCommitted):
             self._check()
+        if self.account.pending:
+            self.withheld = True
 
     def _check(self) -> None:
         if self._failure is not None:

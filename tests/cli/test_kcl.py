@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 from etlstage.config.loader import load
-from tests.cli.conftest import Etlstage
+from tests.cli.conftest import Etlstage, Started
+from tests.cli.test_run import wait_for
 
 
 def test_properties_become_a_stage(etlstage: Etlstage, tmp_path: Path) -> None:
@@ -53,3 +55,49 @@ def test_file_that_is_not_there(etlstage: Etlstage) -> None:
     """The error is one line; the exit code is that of a wrong file."""
     result = etlstage("kcl", "import", "none.properties", code=2)
     assert "none.properties: no such file or directory" in result.stderr
+
+
+ENDLESS = """\
+name: endless
+extract:
+  worker: {command: [sh, -c, "seq 5; sleep 600"]}
+  dialect: {mode: plain}
+load: {worker: {command: [python, processor.py]}, dialect: kcl}
+"""
+# It commits the first record, and may never leave.
+PARTIAL = """\
+import sys, time
+from pathlib import Path
+from etlstage.worker import kcl
+
+class Partial(kcl.Processor):
+    given = 0
+
+    def process_records(self, records, checkpointer):
+        if not self.given:
+            checkpointer.checkpoint(records[0])
+        self.given += len(records)
+        if self.given == 5:
+            print("all are given", file=sys.stderr)
+
+    def lease_lost(self):
+        if Path("stuck").exists():
+            print("its lease is lost", file=sys.stderr)
+            time.sleep(600)
+
+kcl.run(Partial())
+"""
+
+
+def test_signal_leaves_what_is_not_committed(start: Started, tmp_path: Path) -> None:
+    """The load is drained, and the next run delivers the rest again (issue 25)."""
+    (tmp_path / "endless.yaml").write_text(ENDLESS)
+    (tmp_path / "processor.py").write_text(PARTIAL)
+    process = start("run", "endless.yaml")
+    wait_for(process.stderr, "all are given")
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate()
+
+    assert process.returncode == 4, err
+    assert "accounted for: 1 loaded, 4 unprocessed" in out
+    assert "endless: drained in " in out
