@@ -83,9 +83,11 @@ class WorkerSink(Sink):
         trace: TracebackType | None,
     ) -> None:
         """Stop the workers."""
-        await self.supervisor.__aexit__(kind, error, trace)
-        self.account.skipped += self.supervisor.skipped
-        self._book()
+        try:
+            await self.supervisor.__aexit__(kind, error, trace)
+        finally:
+            self.account.skipped += self.supervisor.skipped
+            self._book()
 
     def _book(self, *, again: bool = False) -> None:
         """
@@ -253,8 +255,10 @@ class CommittingSink(WorkerSink):
         """Stop the worker."""
         self._runs.close()
         self._tasks.cancel_scope.cancel()
-        await self._tasks.__aexit__(None, None, None)
-        await super().__aexit__(kind, error, trace)
+        try:
+            await self._tasks.__aexit__(None, None, None)
+        finally:
+            await super().__aexit__(kind, error, trace)
 
     async def _settle_all(self, runs: MemoryObjectReceiveStream[Run]) -> None:
         try:

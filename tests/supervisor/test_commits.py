@@ -664,6 +664,31 @@ async def test_record_that_ends_the_load_is_never_passed() -> None:
     assert len(done) <= 2
 
 
+@pytest.mark.parametrize("drained", [False, True])
+async def test_cancelled_load_stops_its_worker(*, drained: bool) -> None:
+    """Its worker, which may be asked to end already, never commits (issue 22)."""
+
+    class Slow(Committer):
+        async def _commit(self, *_: object) -> None:
+            await anyio.sleep_forever()
+
+    launch = ScriptedLaunch(Slow([], every=None))
+    sink = CommittingSink(stage(kind=StageKind.LOAD), launch=launch)
+    pipeline = Pipeline(name="p", source=Numbers(pause=1), sink=sink)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(pipeline.run)
+        await anyio.sleep(5.5 if drained else 10.5)
+        pipeline.drain()
+        await anyio.sleep(1.0)
+        tasks.cancel_scope.cancel()
+
+    assert launch.running == []
+    account = pipeline.ledger[-1]
+    assert account.busy > 1.0
+    assert account.done == 0
+    assert account.unprocessed == account.received > 0
+
+
 async def load(committer: Committer, source: Numbers) -> Report:
     """Return the report of a load of the numbers."""
     sink = CommittingSink(stage(kind=StageKind.LOAD), launch=ScriptedLaunch(committer))
