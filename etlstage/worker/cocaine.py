@@ -51,6 +51,7 @@ from etlstage.protocol.events import (
 )
 from etlstage.worker.descriptors import complain
 from etlstage.worker.refusal import Refuse, printable, text_of
+from etlstage.worker.status import BEATS
 
 if TYPE_CHECKING:
     from etlstage.protocol.cocaine import CocaineSession
@@ -229,10 +230,23 @@ def _connected(endpoint: str) -> socket.socket:
 
 
 def _session(version: str) -> CocaineSession:
-    from etlstage.protocol.cocaine import CocaineSession, CocaineVersion
+    from etlstage.protocol.cocaine import CocaineSession, CocaineVersion, Deadlines
 
     spoken = CocaineVersion.ONE if version == "1" else CocaineVersion.ZERO
-    return CocaineSession(Side.WORKER, spoken, limits=_UNLIMITED)
+    deadlines = Deadlines()
+    deadlines = deadlines._replace(beat=min(deadlines.beat, _allowed() / BEATS))
+    return CocaineSession(Side.WORKER, spoken, limits=_UNLIMITED, deadlines=deadlines)
+
+
+def _allowed() -> float:
+    """Return the seconds within which the supervisor wants a heartbeat."""
+    heartbeat = os.environ.pop("ETLSTAGE_HEARTBEAT", "inf")
+    try:
+        return float(heartbeat)
+    except ValueError:
+        raise ConfigError(
+            f"ETLSTAGE_HEARTBEAT is {heartbeat!r}, expected seconds"
+        ) from None
 
 
 class _Worker:

@@ -14,9 +14,10 @@ import os
 
 from etlstage.worker.descriptors import complain
 
-__all__ = ("Status", "count", "open_status", "progress")
+__all__ = ("BEATS", "Status", "count", "open_status", "progress")
 
-_BEATS = 3  # heartbeats in the time that is allowed: one may be late
+BEATS = 3
+"""Heartbeats in the time that is allowed: one may be late."""
 _NAME = 64  # characters of a metric's name
 _GRACE = 1.0  # seconds that a supervisor may take to read reports
 
@@ -48,7 +49,7 @@ class Status:
 
         poll = select.poll()
         poll.register(source, select.POLLIN)
-        while not poll.poll(self._heartbeat / _BEATS * 1000):
+        while not poll.poll(self._heartbeat / BEATS * 1000):
             self._tell()
 
     def announce(self) -> None:

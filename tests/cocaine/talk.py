@@ -112,11 +112,11 @@ class Talk:
 
 @asynccontextmanager
 async def talking(
-    command: Sequence[str], dialect: CocaineDialect | None = None
+    command: Sequence[str], dialect: CocaineDialect | None = None, **env: str
 ) -> AsyncIterator[Talk]:
     """Yield a conversation with a worker that is ready; it is killed at the end."""
     dialect = dialect or CocaineDialect()
-    env = {"PATH": "/usr/bin:/bin"}
+    env = {"PATH": "/usr/bin:/bin"} | env
     request = LaunchRequest(tuple(command), env, stage="app", dialect=dialect)
     wire, child = launch_over_socket(request)
     try:

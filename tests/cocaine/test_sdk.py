@@ -22,6 +22,7 @@ from etlstage.pipeline.interfaces import Epochs
 from etlstage.protocol.cocaine import CocaineVersion
 from etlstage.protocol.cocaine.settings import CocaineDialect
 from etlstage.protocol.events import (
+    Alive,
     Cancelled,
     Farewell,
     Opened,
@@ -352,11 +353,28 @@ async def test_supervisor_that_is_gone_is_no_success() -> None:
         assert await talk.exited() == 1
 
 
+async def test_heartbeats_come_as_often_as_the_supervisor_asks() -> None:
+    """Whatever a handler does meanwhile (issue 22)."""
+    async with talking(COMMAND, ETLSTAGE_HEARTBEAT="0.03") as talk:
+        talk.send(Opened(1, [], each=False, ended=False, event="wait"))
+        await talk.until(lambda: sum(isinstance(e, Alive) for e in talk.events) > 5)
+        assert talk.ended == []
+
+
 def test_worker_alone_shows_what_is_missing() -> None:
     """A user who starts it by hand learns that a supervisor has to."""
     done = subprocess.run(COMMAND, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "--uuid is missing: a supervisor has to start this program" in done.stderr
+
+
+def test_heartbeat_that_is_no_number_is_named() -> None:
+    """It can't be started with one (issue 22)."""
+    command = (*COMMAND, "--uuid", "u", "--endpoint", "/nowhere")
+    env = os.environ | {"ETLSTAGE_HEARTBEAT": "often"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+    assert done.returncode == 2
+    assert "ETLSTAGE_HEARTBEAT is 'often', expected seconds" in done.stderr
 
 
 def test_without_msgpack_it_shows_what_to_install() -> None:

@@ -17,6 +17,7 @@ import pytest
 
 from etlstage.errors import ConfigError, WorkerStartFailed
 from etlstage.messages import StageKind
+from etlstage.protocol.cocaine.settings import CocaineDialect
 from etlstage.protocol.marker import Markers, Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import Stage, WorkerProgram
@@ -244,6 +245,10 @@ async def test_worker_is_given_its_name() -> None:
     assert seen["ETLSTAGE_START"] == "1"
     assert "ETLSTAGE_STATUS" in seen
     assert "ETLSTAGE_HEARTBEAT" not in seen
+
+    # In this dialect a worker has to beat in any case.
+    seen = await launched(stage_of("env", "-0", dialect=CocaineDialect(heartbeat=1.5)))
+    assert seen["ETLSTAGE_HEARTBEAT"] == "1.5"
 
     seen = await launched(stage_of("env", "-0"), start=3)
     assert seen["ETLSTAGE_START"] == "3"

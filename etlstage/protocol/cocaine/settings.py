@@ -165,6 +165,10 @@ class CocaineDialect(Definition, Dialect):
         """Whether a worker reports that it is ready: with its first heartbeat."""
         return True
 
+    def variables(self) -> Mapping[str, str | None]:
+        """Return the time within which a worker has to send a heartbeat, in seconds."""
+        return {"heartbeat": f"{self.heartbeat:g}"}
+
     @property
     def connection(self) -> CocaineConnector:
         return CocaineConnector(self.spoken)
