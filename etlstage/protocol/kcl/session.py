@@ -517,10 +517,16 @@ class KclSession:
             self._empty_since = None
         elif self._empty_since is None:
             self._empty_since = now
-        if free > 0 or self._asks or self.state is State.ERROR:
+        if free > 0 or self._asks or not self._may_ask:
             self._full_since = None
         elif self._full_since is None:
             self._full_since = now
+
+    @property
+    def _may_ask(self) -> bool:
+        """Whether the processor may still ask for a checkpoint, now or later."""
+        over = self.state in (State.LOSING, State.ENDED, State.ERROR)
+        return not over and self._reason is not FarewellReason.LOST
 
     @property
     def _in_flight(self) -> int:

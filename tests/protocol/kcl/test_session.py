@@ -800,6 +800,26 @@ def test_a_checkpoint_in_time_stops_the_clock() -> None:
     assert session.get_timer() is None
 
 
+def test_no_checkpoint_is_overdue_of_one_that_may_not_ask() -> None:
+    """The shard is not its own any more, or it has to exit (issue 25)."""
+    session = begun(max_uncommitted=1, commit_overdue=30.0)
+    given(session, 1)
+    session.send(Farewell(why=FarewellReason.LOST), 1.0)
+    assert (session.state, session.get_timer()) == (State.PROCESSING, None)
+
+    session = begun(max_uncommitted=1, commit_overdue=30.0)
+    given(session, 1)
+    session.receive_data(status("processRecords"), 1.0)
+    session.send(Farewell(why=FarewellReason.DRAIN), 1.0)
+    assert (session.state, session.get_timer()) == (State.REQUESTED, 30.0)
+    session.receive_data(status("shutdownRequested"), 2.0)
+    assert (session.state, session.get_timer()) == (State.LOSING, None)
+    session.receive_data(status("leaseLost"), 3.0)
+    assert (session.state, session.get_timer()) == (State.ENDED, None)
+    session.handle_timer(99.0)
+    assert session.state is State.ENDED
+
+
 def test_repr() -> None:
     """The shard, its state, and the number of records that no checkpoint covers."""
     assert repr(begun()) == "<KclSession 's-1' READY uncommitted=0>"
