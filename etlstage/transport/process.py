@@ -195,9 +195,7 @@ class PipeChild:
         self.pid: int = popen.pid
         self.stderr: ClosableReadable = stderr
         self.status: PipeReader | None = None if status is None else PipeReader(status)
-        self._pidfd: int | None = None
-        with suppress(AttributeError, OSError):
-            self._pidfd = os.pidfd_open(self.pid)
+        self._pidfd = _open_pidfd(self.pid)
 
     def __repr__(self) -> str:
         status = self.returncode
@@ -326,20 +324,29 @@ def launch_over_pipes(request: LaunchRequest, /) -> tuple[PipeWire, PipeChild]:
 def start_program(
     request: LaunchRequest,
     words: Sequence[str],
-    join: Callable[[PipeReader], ClosableReadable],
+    join: Callable[[PipeReader, int | None], ClosableReadable],
 ) -> PipeChild:
     """
     Start a program with more arguments, to talk to it elsewhere than over pipes.
 
     Its stdout is merged with its stderr, and its stdin is empty. ``join`` is called
-    with the pipe of the two, and returns what is read as its stderr. Raises the same
-    errors as :func:`launch_over_pipes`.
+    with the pipe of the two and a pidfd of the program, if there can be one, and
+    returns what is read as its stderr. Raises the same errors as
+    :func:`launch_over_pipes`.
     """
     command = (*request.command, *words)
     request = replace(request, command=command, stdin=False)
     popen, status, mark = _start_watched(request, merged=True)
     assert popen.stdout is not None, "it has a pipe"
-    return PipeChild(popen, join(PipeReader(popen.stdout)), status, mark)
+    stderr = join(PipeReader(popen.stdout), _open_pidfd(popen.pid))
+    return PipeChild(popen, stderr, status, mark)
+
+
+def _open_pidfd(pid: int) -> int | None:
+    """Return a descriptor that is readable once a process has exited, if possible."""
+    with suppress(AttributeError, OSError):
+        return os.pidfd_open(pid)
+    return None
 
 
 def _start_watched(

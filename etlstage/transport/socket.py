@@ -450,6 +450,8 @@ class LocatorServer:
         self._services = connector.services
         self._clients: dict[socket.socket, Services] = {}
         self._pipe: PipeReader | None = None
+        self._ended = False  # the pipe
+        self._pidfd: int | None = None  # of the worker, while it runs
         self._lines = b""
         self._whole = True  # what was read last ended with a whole line
         self._selector = selectors.DefaultSelector()
@@ -462,10 +464,16 @@ class LocatorServer:
         """The address of the server."""
         return f"{_HOST}:{self._port}"
 
-    def join(self, pipe: PipeReader) -> Self:
-        """Also read from a pipe, and take ownership of it; return the server."""
-        self._pipe = pipe
+    def join(self, pipe: PipeReader, pidfd: int | None = None) -> Self:
+        """
+        Also read from a pipe, to its end and to the exit of the worker.
+
+        Takes ownership of both descriptors, and returns the server.
+        """
+        self._pipe, self._pidfd = pipe, pidfd
         self._selector.register(pipe.fileno(), selectors.EVENT_READ)
+        if pidfd is not None:
+            self._selector.register(pidfd, selectors.EVENT_READ)
         return self
 
     def read(self, size: int, /) -> bytes | None:
@@ -478,10 +486,15 @@ class LocatorServer:
             self._whole = True
             data, self._lines = lines[:size], lines[size:]
             return data
-        piped = self._pipe.read(size)
+        piped = None if self._ended else self._pipe.read(size)
         if piped:
             self._whole = piped.endswith(b"\n")
-        return piped
+        elif piped is not None:
+            # It stays readable: waiting would return at once.
+            self._selector.unregister(self._pipe.fileno())
+            self._ended = True
+        # A worker whose output goes elsewhere has a locator all the same.
+        return b"" if self._ended and self._pidfd is None else piped or None
 
     async def readable(self) -> None:
         if self._pipe is not None and not self._lines:
@@ -504,6 +517,8 @@ class LocatorServer:
         pipe, self._pipe = self._pipe, None
         if pipe is not None:
             pipe.close()
+        if self._pidfd is not None:
+            os.close(self._pidfd)
 
     def _serve(self) -> None:
         self._acceptor.resume()
@@ -512,6 +527,10 @@ class LocatorServer:
                 self._accept()
             elif isinstance(key.fileobj, socket.socket):
                 self._hear(key.fileobj)
+            elif key.fd == self._pidfd:
+                self._selector.unregister(key.fd)  # it stays readable, too
+                os.close(key.fd)
+                self._pidfd = None
 
     def _accept(self) -> None:
         if (client := self._acceptor.accept()) is None:

@@ -505,6 +505,41 @@ async def test_end_of_stderr_is_the_end() -> None:
         assert await line_of(desk) == b""
 
 
+WITHOUT_OUTPUT = """
+import os, sys
+null = os.open(os.devnull, os.O_WRONLY)
+os.dup2(null, 1)
+os.dup2(null, 2)
+host, port = told["--locator"].rsplit(":", 1)
+for asked in range(2):
+    with socket.create_connection((host, int(port))) as asking:
+        asking.sendall(%r)
+        assert asking.recv(1000)
+"""
+
+
+async def test_locator_answers_a_worker_without_stderr() -> None:
+    """As long as it runs; its stderr has ended when it exits (issue 22)."""
+    ask = msgpack.packb([7, 0, ["logging"], []])
+    with started(WITHOUT_OUTPUT % ask) as (_, child):
+        with anyio.fail_after(HANG):
+            while child.stderr.read(1000) != b"":
+                await child.stderr.readable()
+            assert await child.wait() == 0
+
+
+async def test_end_of_stderr_is_the_end_without_pidfd(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is unknown for how long the locator may be asked (issue 22)."""
+    monkeypatch.delattr(os, "pidfd_open", raising=False)
+    with started("import os, time; os.closerange(1, 3); time.sleep(600)") as (_, child):
+        with anyio.fail_after(HANG):
+            while child.stderr.read(1000) != b"":
+                await child.stderr.readable()
+        assert child.returncode is None
+
+
 # --- no descriptor left ------------------------------------------------------------
 
 
