@@ -20,6 +20,8 @@ from etlstage.messages import AnnotatedRun, Run, plain
 from etlstage.protocol.kcl.checkpoint import ShardPosition
 
 __all__ = (
+    "LEAST",
+    "MOST",
     "ROWS",
     "Ask",
     "Lines",
@@ -40,6 +42,9 @@ __all__ = (
     "whole_of",
 )
 
+LEAST: Final = -(1 << 63)
+MOST: Final = (1 << 63) - 1
+"""Bounds of whole numbers, except sequence numbers: daemons hold them in 64 bits."""
 _NUMBER: Final = "sequenceNumber"
 _SUB: Final = "subSequenceNumber"
 _OLD: Final = "checkpoint"
@@ -316,16 +321,18 @@ def whole_of(value: object) -> int | None:
     Return a value that should be a whole number as one; None for null.
 
     Raises:
-        ValueError: If it is not a number.
+        ValueError: If it is not a number of at most 64 bits.
+        OverflowError: If it is infinite.
 
     """
     if value is None:
         return None
-    if isinstance(value, float):
-        return int(value)  # truncated, as by daemons
-    if isinstance(value, str) and len(value) < 20:
-        return int(value)
-    raise ValueError("not a whole number")
+    # A fraction is truncated, as by daemons; a long text would take long to convert.
+    if isinstance(value, float) or (isinstance(value, str) and len(value) <= 20):
+        whole = int(value)
+        if LEAST <= whole <= MOST:
+            return whole
+    raise ValueError("not a whole number of at most 64 bits")
 
 
 def read_reply(line: bytes) -> StatusReply | Ask | None:

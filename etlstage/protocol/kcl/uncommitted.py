@@ -22,7 +22,7 @@ from etlstage.protocol.kcl.checkpoint import (
     rank,
     rank_of,
 )
-from etlstage.protocol.kcl.lines import RecordColumn
+from etlstage.protocol.kcl.lines import LEAST, MOST, RecordColumn
 
 __all__ = ("LONGEST_KEY", "Uncommitted")
 
@@ -37,9 +37,6 @@ _NUMBERS: Final = {
 }
 """The columns of whole numbers, which may be missing."""
 _WHOLE: Final = {int, type(None)}
-_LEAST: Final = -(1 << 63)
-_MOST: Final = (1 << 63) - 1
-"""Bounds of such numbers, which daemons hold in 64 bits."""
 
 
 class _Given(NamedTuple):
@@ -176,7 +173,7 @@ class Uncommitted:
 
     def _check_numbers(self, numbers: Sequence[Any], what: str) -> None:
         if set(map(type, numbers)) <= _WHOLE and all(
-            _LEAST <= number <= _MOST for number in numbers if number is not None
+            LEAST <= number <= MOST for number in numbers if number is not None
         ):
             return
         for place, number in enumerate(numbers):
@@ -196,7 +193,7 @@ class Uncommitted:
 def _is_whole(number: Any) -> bool:  # noqa: ANN401 - of any type
     """Return whether a line can hold a number, which a frame may have as a float."""
     try:
-        return number is None or bool(_LEAST <= int(number) == number <= _MOST)
+        return number is None or bool(LEAST <= int(number) == number <= MOST)
     except (TypeError, ValueError, OverflowError):
         return False
 

@@ -282,6 +282,18 @@ def test_lines_of_a_worker() -> None:
             Ask(NUMBER, "5", legal=False),
         ),
         (
+            b'{"action":"checkpoint","sequenceNumber":"5","subSequenceNumber":1e300}',
+            Ask(NUMBER, "5", legal=False),
+        ),
+        (
+            b'{"action":"checkpoint","sequenceNumber":"5","subSequenceNumber":9223372036854775808}',
+            Ask(NUMBER, "5", legal=False),
+        ),
+        (
+            b'{"action":"checkpoint","sequenceNumber":"5","subSequenceNumber":9223372036854775807}',
+            Ask(NUMBER, "5", 2**63 - 1),
+        ),
+        (
             b'{"action":"checkpoint","sequenceNumber":{"a":1}}',
             Ask(NUMBER, None, legal=False),
         ),
