@@ -294,9 +294,10 @@ class ShardedSink(ShardSink):
 
     async def _store(self, shard: _Shard, request: CommitRequest) -> None:
         position = request.position
-        if request.ended:
-            # If the end itself were stored, the next run would give the shard nothing.
-            last = max(shard.last, number_of(self._file.position(shard.name)))
+        last = max(shard.last, number_of(self._file.position(shard.name)))
+        if request.ended or number_of(position) > last:
+            # If the end itself were stored, or a number after it, the next run would
+            # give the shard nothing.
             if last < 0:
                 return
             position = position_at(last)

@@ -17,10 +17,12 @@ from etlstage.messages import Position, Run, StageKind
 from etlstage.pipeline import Pipeline, Report
 from etlstage.pipeline.interfaces import Source
 from etlstage.protocol.events import FarewellReason
+from etlstage.protocol.kcl.settings import KclDialect
 from etlstage.shard.cut import Cut
 from etlstage.shard.sink import CheckpointFile, ShardedSink
 from etlstage.stage import Stage
 from etlstage.testing import ScriptedLaunch, ScriptedWorker, run_virtually
+from tests.shard.load import Processors
 from tests.supervisor.toy_commits import Committer, CommittingDialect
 
 pytestmark = pytest.mark.core
@@ -242,6 +244,31 @@ async def test_position_stays_behind_the_slowest_shard() -> None:
     account = report.ledger[-1]
     assert account.done == first
     assert account.unprocessed == COUNT - first
+
+
+@virtually
+async def test_checkpoint_after_all_records_covers_no_later_one() -> None:
+    """A processor may ask for any at the end of its shard; its input grows (issue 25)."""
+
+    class Ahead(Processors):
+        async def _checkpoint(self, *asked: Any) -> None:  # noqa: ANN401 - passed on
+            worker, lines, number = asked[:3]
+            if number is None:
+                await super()._checkpoint(worker, lines, "9" * 50)
+            await super()._checkpoint(*asked)
+
+    stage = Stage(name="t", worker=("x",), dialect=KclDialect(), kind=StageKind.LOAD)
+    file, numbers = CheckpointFile(None, {}), set[str]()
+    for _ in range(2):
+        ahead = Ahead(pause=0.0)
+        launch = ScriptedLaunch(ahead)
+        sink = ShardedSink(stage, cut=Cut(3, "/user"), checkpoints=file, launch=launch)
+        report = await Pipeline(name="p", source=Records(), sink=sink).run()
+        assert report.status == "done", report.error
+        assert set(ahead.errors) == {None}
+        assert len(ahead.numbers) == COUNT
+        assert numbers.isdisjoint(ahead.numbers.values())
+        numbers.update(ahead.numbers.values())
 
 
 def test_numbers_are_never_used_again(tmp_path: Path) -> None:
