@@ -32,7 +32,7 @@ from etlstage.files.fit import Fitting, Rows
 from etlstage.files.lines import BLANKS
 from etlstage.files.text import cell_texts, objects
 from etlstage.pipeline.dead_letter.store import DeadLetters
-from etlstage.pipeline.delivery.place import EpochFiles, taken
+from etlstage.pipeline.delivery.place import UNRECORDED, EpochFiles, taken
 from etlstage.pipeline.interfaces import Output
 from etlstage.pipeline.landing import RowSink
 from etlstage.settings.ddl import columns_of
@@ -40,8 +40,6 @@ from etlstage.stage import ErrorPolicy
 
 __all__ = ("FileSink",)
 
-_LEAST: Final = "run-"
-"""Prefix for the names of loads that are not recorded."""
 _FILE_BYTES: Final = 32 << 20  # of messages in a file, roughly
 _MOST: Final = 512 << 20  # bytes that are converted together
 _SUFFIXES: Final = {"gzip": ".gz", "zstd": ".zst", "none": ""}
@@ -120,7 +118,7 @@ class FileSink(RowSink):
         self._epoch = Epoch()
         self._prepared = False
         # For a load that is not recorded: each run is a load of its own.
-        self._own = EpochFiles(path, f"{_LEAST}{token_hex(4)}")
+        self._own = EpochFiles(path, f"{UNRECORDED}{token_hex(4)}")
         self._written = 0  # files of the current epoch
 
     async def __aenter__(self) -> Self:
@@ -165,7 +163,7 @@ class FileSink(RowSink):
             return
         self._claim()
         # No other run writes here, so hidden folders were left by a killed run.
-        for left in path.glob(f".epoch={_LEAST}*"):
+        for left in path.glob(f".epoch={UNRECORDED}*"):
             rmtree(left, ignore_errors=True)
         self._mark(self._own, whole=False)
 

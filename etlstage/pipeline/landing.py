@@ -279,9 +279,10 @@ class RowLanding(Landing):
             return self._files.others(hidden=not self._moved_from)
         if self._path is None:
             return True
-        # A start that was killed may have left an empty folder.
-        look = has_output if self._moved_from else os.path.exists
-        return look(self._path)
+        if self._moved_from:
+            # A start that was killed may have left an empty folder.
+            return has_output(self._path, sealed=True)
+        return os.path.exists(self._path)
 
     @property
     def _replaces(self) -> bool:

@@ -1,15 +1,19 @@
 from __future__ import annotations
 
 import gzip
+import os
+import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from unittest.mock import Mock
 
+import anyio
 import pyarrow.dataset as ds
 import pytest
 
@@ -649,18 +653,30 @@ async def test_mark_is_kept_as_it_is(
 
 
 async def go_on(
-    folder: Path, out: str, mode: str, *messages: bytes, once: bool = True
+    folder: Path,
+    out: str,
+    mode: str,
+    *messages: bytes,
+    once: bool = True,
+    kill: str = "",
 ) -> Report:
-    """Append messages to journals, and load what is new in them."""
+    """Append messages to journals, and load what is new; at step ``kill``, be killed."""
     if messages:
         async with JournalSink(folder / "in") as journals:
             await journals.write([*messages])
             await journals.finish()
+    delivery = Delivery(folder / "state", exactly_once=once)
+
+    def at(step: str) -> None:
+        if step == kill:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    delivery.at = at
     made = Pipeline(
         name="p",
         source=JournalSource(folder / "in", reader="r"),
         sink=FileSink(folder / out, mode=mode),
-        delivery=Delivery(folder / "state", exactly_once=once),
+        delivery=delivery,
     )
     return await made.run()
 
@@ -687,6 +703,36 @@ async def test_load_that_continues_elsewhere_finds_no_other_output_there(
         assert (await run(out, as_it_is, message)).error is None
     assert (await run("d", mode, b"5")).error is None
     assert [len(rows_in(tmp_path / out)) for out in "acd"] == [2, 2, 2]
+
+
+KILLED: Final = """\
+import sys
+from functools import partial
+from pathlib import Path
+import anyio
+from tests.files.test_sink import go_on
+folder, out = map(Path, sys.argv[1:])
+anyio.run(partial(go_on, folder, out, "error", b"3", kill="recorded"))
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("once", [False, True])
+@pytest.mark.parametrize("mode", ["error", "overwrite"])
+async def test_load_that_continues_where_another_was_killed_before_its_move(
+    tmp_path: Path, mode: str, *, once: bool
+) -> None:
+    """Rows that the other load is still to move are output, too (issue 23)."""
+    run, other, out = partial(go_on, tmp_path, once=once), tmp_path / "other", "out"
+    assert (await run("a", mode, b"1")).error is None
+    command = sys.executable, "-c", KILLED, str(other), str(tmp_path / out)
+    killed = await anyio.run_process(command, check=False, stderr=None)
+    assert killed.returncode == -signal.SIGKILL
+    assert [path.name[:7] for path in (tmp_path / out).iterdir()] == [".epoch="]
+    report = await run(out, mode, b"2")
+    assert f"{out} exists already, and nothing is replaced there" in str(report.error)
+    assert (await go_on(other, f"../{out}", "error")).error is None
+    assert rows_in(tmp_path / out) == [{"value": "3"}]
 
 
 async def test_output_that_is_moved_with_its_load_is_kept(tmp_path: Path) -> None:

@@ -28,10 +28,13 @@ from typing import Final
 from etlstage.disk import sync, sync_all, sync_up
 from etlstage.settings.units import is_hidden, local_path
 
-__all__ = ("EpochFiles", "has_output", "same_output", "taken")
+__all__ = ("UNRECORDED", "EpochFiles", "has_output", "same_output", "taken")
 
+UNRECORDED: Final = "run-"
+"""Prefix for the names of loads that are not recorded: no start finishes their moves."""
 _MARK: Final = "_SUCCESS"
 _PART: Final = "part-"
+_SEALED: Final = re.compile(rf"\.epoch=(?!{UNRECORDED}).+-\d+")
 
 
 def same_output(before: str, now: str) -> bool:
@@ -51,11 +54,22 @@ def same_output(before: str, now: str) -> bool:
         return False
 
 
-def has_output(path: Path) -> bool:
-    """Return whether readers find anything in a folder; a file is output, too."""
+def has_output(path: Path, *, sealed: bool = False) -> bool:
+    """
+    Return whether readers find anything in a folder; a file is output, too.
+
+    Args:
+        path: The folder.
+        sealed: Whether epochs that are to be moved there count as well.
+
+    """
     if os.path.isdir(path):
-        return not all(map(is_hidden, os.listdir(path)))
+        return any(_is_output(name, sealed=sealed) for name in os.listdir(path))
     return os.path.exists(path)
+
+
+def _is_output(name: str, *, sealed: bool) -> bool:
+    return not is_hidden(name) or (sealed and _SEALED.fullmatch(name) is not None)
 
 
 def taken(where: str, moved_from: str = "", *, remedy: str = "remove") -> str:
@@ -102,9 +116,9 @@ class EpochFiles:
         return self._path / f".epoch={self._load}-{number}.{self._start}"
 
     def others(self, *, hidden: bool = True) -> bool:
-        """Return whether there is anything of other loads, ``hidden`` or not."""
+        """Return whether other loads have output, or if ``hidden``, any file there."""
         names = (path.relative_to(self._path).parts[0] for path in self._others())
-        return any(hidden or not is_hidden(name) for name in names)
+        return any(hidden or _is_output(name, sealed=True) for name in names)
 
     def sweep(self, done: int, *, check: Callable[[], None]) -> list[int]:
         """

@@ -11,7 +11,12 @@ from hypothesis import strategies as st
 
 from etlstage.disk import make
 from etlstage.errors import StateUnusable
-from etlstage.pipeline.delivery.place import EpochFiles, has_output, same_output
+from etlstage.pipeline.delivery.place import (
+    UNRECORDED,
+    EpochFiles,
+    has_output,
+    same_output,
+)
 
 
 def nothing() -> None:
@@ -274,3 +279,16 @@ def test_hidden_names_are_no_output(tmp_path: Path) -> None:
         assert has_output(path)
         assert has_output(path / name)
         (path / name).unlink()
+
+
+def test_epochs_that_are_to_be_moved_are_output_of_others(tmp_path: Path) -> None:
+    """But not those that no record has: nothing moves them (issue 23)."""
+    files, other = EpochFiles(tmp_path, "ab12"), EpochFiles(tmp_path, "cd34")
+    for mine in (files, EpochFiles(tmp_path, f"{UNRECORDED}1a")):
+        load(mine, 1)
+    written(other, 1)
+    assert not files.others(hidden=False)
+    other.seal(1, always=False, check=nothing)
+    assert files.others(hidden=False)
+    assert has_output(tmp_path, sealed=True)
+    assert not has_output(tmp_path)
