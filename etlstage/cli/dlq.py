@@ -35,6 +35,7 @@ from etlstage.cli.retry import Ids, OfStage, retry
 from etlstage.cli.screen import Screen, confirm
 from etlstage.errors import ConfigError, StateUnusable, os_reason
 from etlstage.messages import StageKind, counted
+from etlstage.pipeline.dead_letter.files import FOLDER
 from etlstage.pipeline.dead_letter.letter import (
     Causes,
     DeadLetter,
@@ -43,7 +44,6 @@ from etlstage.pipeline.dead_letter.letter import (
 )
 from etlstage.pipeline.dead_letter.policy import config_of
 from etlstage.pipeline.dead_letter.retry import Settled, settle
-from etlstage.pipeline.dead_letter.store import FOLDER
 from etlstage.pipeline.delivery.delivery import Delivery
 from etlstage.pipeline.delivery.folder import behind
 from etlstage.protocol.registry import DEFAULT, dialect_class

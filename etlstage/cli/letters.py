@@ -19,9 +19,9 @@ from etlstage.config.loader import readable_keys
 from etlstage.config.reading import Changes, read
 from etlstage.errors import ConfigError, StateUnusable, guess, os_reason
 from etlstage.messages import counted
+from etlstage.pipeline.dead_letter.files import FOLDER, SUFFIX, Torn, stage_of_file
 from etlstage.pipeline.dead_letter.letter import DeadLetter
 from etlstage.pipeline.dead_letter.retry import Settled
-from etlstage.pipeline.dead_letter.store import FOLDER, SUFFIX, Torn, stage_of_file
 from etlstage.pipeline.delivery.delivery import Delivery
 from etlstage.pipeline.delivery.record import RECORDS
 from etlstage.protocol.registry import dialect_from_plain

@@ -38,9 +38,9 @@ from etlstage.cli.signals import Signals
 from etlstage.config.build_retry import Retries
 from etlstage.errors import ConfigError, guess
 from etlstage.messages import counted
+from etlstage.pipeline.dead_letter.files import FOLDER
 from etlstage.pipeline.dead_letter.letter import DeadLetter
 from etlstage.pipeline.dead_letter.retry import Retry, Settled, chunks
-from etlstage.pipeline.dead_letter.store import FOLDER
 from etlstage.pipeline.delivery.delivery import Delivery
 from etlstage.pipeline.report import Report
 

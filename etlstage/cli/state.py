@@ -23,7 +23,7 @@ from etlstage.cli.options import Json, Overlays, Values, Yes, changes_of, new_ap
 from etlstage.cli.screen import columns, confirm
 from etlstage.errors import ConfigError
 from etlstage.messages import counted
-from etlstage.pipeline.dead_letter.store import FOLDER
+from etlstage.pipeline.dead_letter.files import FOLDER
 from etlstage.pipeline.delivery.delivery import Delivery, take_over, unusable
 from etlstage.pipeline.delivery.folder import EDGES, JOURNALS, WAITING, behind
 from etlstage.pipeline.delivery.holder import LOCK, Holder, holder_of

@@ -17,9 +17,10 @@ from etlstage.config.parts import parts_of
 from etlstage.config.reading import UNCHANGED, Changes
 from etlstage.config.variant import retried_keys
 from etlstage.errors import StateUnusable
+from etlstage.pipeline.dead_letter.files import FOLDER
 from etlstage.pipeline.dead_letter.policy import letter_time
 from etlstage.pipeline.dead_letter.retry import Retry, UnderWay, record_noted
-from etlstage.pipeline.dead_letter.store import FOLDER, SETTLED
+from etlstage.pipeline.dead_letter.store import SETTLED
 from etlstage.pipeline.delivery import position
 from etlstage.pipeline.delivery.delivery import Delivery
 from etlstage.pipeline.delivery.place import same_output

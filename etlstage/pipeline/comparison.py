@@ -18,8 +18,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
+from etlstage.pipeline.dead_letter.files import letter_files, read_letters
 from etlstage.pipeline.dead_letter.letter import DeadLetter
-from etlstage.pipeline.dead_letter.store import letter_files, read_letters
 from etlstage.pipeline.ledger import COUNTS, Ledger
 
 __all__ = (

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import pytest
 
+from etlstage.pipeline.dead_letter.files import read_letters
 from etlstage.pipeline.dead_letter.letter import DeadLetter
-from etlstage.pipeline.dead_letter.store import read_letters
 from tests.cli.conftest import Etlstage
 from tests.fixtures.make import WHERE
 from tests.manual.fences import SECTIONS

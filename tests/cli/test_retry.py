@@ -9,10 +9,11 @@ import pytest
 
 from etlstage.config.build_retry import Retries
 from etlstage.journal import Journals, Publisher
+from etlstage.pipeline.dead_letter.files import FOLDER
 from etlstage.pipeline.dead_letter.letter import DeadLetter
 from etlstage.pipeline.dead_letter.policy import letter_time
 from etlstage.pipeline.dead_letter.retry import Retry, Settled
-from etlstage.pipeline.dead_letter.store import FOLDER, SETTLED, supersede
+from etlstage.pipeline.dead_letter.store import SETTLED, supersede
 from etlstage.pipeline.delivery.delivery import Delivery
 from tests.cli.conftest import Etlstage, worker, write_pipeline
 from tests.cli.forked import Forks, environment

@@ -14,8 +14,8 @@ from etlstage.config.reading import Changes, read
 from etlstage.errors import ConfigError
 from etlstage.journal import Journals
 from etlstage.messages import StageKind
+from etlstage.pipeline.dead_letter.files import read_letters
 from etlstage.pipeline.dead_letter.letter import DeadLetter
-from etlstage.pipeline.dead_letter.store import read_letters
 from etlstage.pipeline.pipeline import Pipeline
 from etlstage.sequencing.clock import Flags, flags_of
 

@@ -17,9 +17,9 @@ from typing import Any, Final, NamedTuple
 import pyarrow.dataset as ds
 
 from etlstage.journal import Journals, RunMessage
+from etlstage.pipeline.dead_letter.files import FOLDER
 from etlstage.pipeline.dead_letter.letter import DeadLetter
 from etlstage.pipeline.dead_letter.retry import Settled
-from etlstage.pipeline.dead_letter.store import FOLDER
 from etlstage.pipeline.delivery.record import CommitRecord
 from tests.crash.victim import HANGS, PATIENCE
 from tests.database import PostgreSQL, drivers

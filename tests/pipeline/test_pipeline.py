@@ -43,7 +43,7 @@ from etlstage.pipeline import (
     WorkerSource,
 )
 from etlstage.pipeline import pipeline as pipeline_module
-from etlstage.pipeline.dead_letter.store import letter_files
+from etlstage.pipeline.dead_letter.files import letter_files
 from etlstage.pipeline.delivery.delivery import Bounds, Delivery
 from etlstage.pipeline.delivery.record import CommitRecord
 from etlstage.pipeline.interfaces import DeadLetterSink, Sink, Source

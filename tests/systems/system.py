@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from etlstage.journal import Journals
+from etlstage.pipeline.dead_letter.files import letter_files, read_letters
 from etlstage.pipeline.dead_letter.letter import DeadLetter
-from etlstage.pipeline.dead_letter.store import letter_files, read_letters
 from etlstage.pipeline.journal_source import messages_of
 from tests.systems.workers import LOAD, OUTPUTS, WORKERS
 

@@ -27,19 +27,21 @@ from typing import Any, Final, Literal, NamedTuple, Self, TypeAlias, get_args
 from etlstage.disk import sync
 from etlstage.errors import StateUnusable, os_reason
 from etlstage.messages import AnnotatedRun, Position, Run
-from etlstage.pipeline.dead_letter.letter import DeadLetter
-from etlstage.pipeline.dead_letter.store import (
+from etlstage.pipeline.dead_letter.files import (
     FOLDER,
-    SETTLED,
     SUFFIX,
-    Replaced,
     Torn,
     files_in,
     letter_file,
-    make_settled,
     read_letters,
-    replacement,
     stage_of_file,
+)
+from etlstage.pipeline.dead_letter.letter import DeadLetter
+from etlstage.pipeline.dead_letter.store import (
+    SETTLED,
+    Replaced,
+    make_settled,
+    replacement,
 )
 from etlstage.pipeline.delivery.folder import behind, opened
 from etlstage.pipeline.delivery.holder import LOCK

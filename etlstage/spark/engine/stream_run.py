@@ -22,8 +22,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from etlstage.errors import EtlstageError, SinkFailed, SourceFailed, StageError
 from etlstage.messages import counted
+from etlstage.pipeline.dead_letter.files import letter_files, read_letters
 from etlstage.pipeline.dead_letter.letter import DeadLetter
-from etlstage.pipeline.dead_letter.store import DeadLetters, letter_files, read_letters
+from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.delivery.delivery import Delivery
 from etlstage.pipeline.delivery.record import CommitRecord
 from etlstage.pipeline.interfaces import Epochs, Landing, Output

@@ -9,9 +9,10 @@ import pytest
 
 from etlstage.errors import Attempt, StateUnusable
 from etlstage.pipeline import Pipeline
+from etlstage.pipeline.dead_letter.files import LetterFile, Torn
 from etlstage.pipeline.dead_letter.letter import DeadLetter
 from etlstage.pipeline.dead_letter.retry import Retry, Settled, UnderWay, chunks, settle
-from etlstage.pipeline.dead_letter.store import LetterFile, Torn, supersede
+from etlstage.pipeline.dead_letter.store import supersede
 from etlstage.pipeline.delivery.record import CommitRecord
 from etlstage.testing import MemorySink
 

@@ -12,9 +12,9 @@ import pytest
 from etlstage.config.build import pipeline_from_yaml
 from etlstage.config.build_retry import Retries
 from etlstage.errors import SinkFailed
+from etlstage.pipeline.dead_letter.files import FOLDER
 from etlstage.pipeline.dead_letter.letter import DeadLetter
 from etlstage.pipeline.dead_letter.retry import Retry, Settled
-from etlstage.pipeline.dead_letter.store import FOLDER
 from etlstage.pipeline.delivery.delivery import Delivery
 from etlstage.pipeline.delivery.folder import JOURNALS
 from etlstage.pipeline.journal_sink import JournalSink

@@ -22,16 +22,16 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from hypothesis.strategies import integers, sampled_from
 
 from etlstage.errors import Attempt, StageError, StateUnusable, WorkerLost
-from etlstage.pipeline.dead_letter.letter import DeadLetter, first_clause
-from etlstage.pipeline.dead_letter.retry import settle
-from etlstage.pipeline.dead_letter.store import (
-    DeadLetters,
+from etlstage.pipeline.dead_letter.files import (
     LetterFile,
     Torn,
     cut,
     letter_files,
     read_letters,
 )
+from etlstage.pipeline.dead_letter.letter import DeadLetter, first_clause
+from etlstage.pipeline.dead_letter.retry import settle
+from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.delivery.delivery import Delivery, take_over
 
 NOON = "2026-01-02T12:00:00.500+00:00"
@@ -258,7 +258,7 @@ def test_letter_that_comes_while_a_file_is_cut(letters: DeadLetters) -> None:
     line = path.read_bytes()
     script = (
         "import sys; from pathlib import Path\n"
-        "from etlstage.pipeline.dead_letter.store import LetterFile, cut\n"
+        "from etlstage.pipeline.dead_letter.files import LetterFile, cut\n"
         "state, line = Path(sys.argv[1]), bytes.fromhex(sys.argv[2])\n"
         "file = LetterFile(state, 'clean', lambda: None)\n"
         "print('opened', flush=True)\n"

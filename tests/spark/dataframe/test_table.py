@@ -17,9 +17,9 @@ from etlstage.config.build_retry import Retries
 from etlstage.errors import SinkFailed
 from etlstage.messages import Position, Run
 from etlstage.pipeline import DeadLetters, Pipeline
+from etlstage.pipeline.dead_letter.files import FOLDER
 from etlstage.pipeline.dead_letter.letter import DeadLetter
 from etlstage.pipeline.dead_letter.retry import Retry, Settled
-from etlstage.pipeline.dead_letter.store import FOLDER
 from etlstage.pipeline.delivery.delivery import Bounds, Delivery
 from etlstage.pipeline.delivery.record import CommitRecord
 from etlstage.pipeline.interfaces import Epochs, Source

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from etlstage.pipeline import DeadLetter, Pipeline, Report
-from etlstage.pipeline.dead_letter.store import letter_files, read_letters
+from etlstage.pipeline.dead_letter.files import letter_files, read_letters
 from tests.systems import workers
 
 pytestmark = [pytest.mark.spark, pytest.mark.classic, pytest.mark.slow]

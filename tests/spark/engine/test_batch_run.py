@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from etlstage.errors import SinkFailed, SourceFailed, StageError
 from etlstage.pipeline import DeadLetter, Pipeline, Report
-from etlstage.pipeline.dead_letter.store import letter_files, read_letters
+from etlstage.pipeline.dead_letter.files import letter_files, read_letters
 from etlstage.spark.dataframe import sink as sink_module
 from tests.spark.jobs import running
 from tests.spark.processes import HANGING, are_gone, wait_for_pids

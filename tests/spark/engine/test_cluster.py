@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from etlstage.pipeline.dead_letter.files import letter_files, read_letters
 from etlstage.pipeline.dead_letter.letter import DeadLetter
-from etlstage.pipeline.dead_letter.store import letter_files, read_letters
 from tests.spark.driver import Driver, Failed
 from tests.spark.processes import TELL, are_gone, parent, wait_for_pids
 

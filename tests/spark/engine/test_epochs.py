@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from etlstage.pipeline import DeadLetter, DeadLetters, Pipeline, Report
-from etlstage.pipeline.dead_letter.store import letter_files, read_letters
+from etlstage.pipeline.dead_letter.files import letter_files, read_letters
 from etlstage.pipeline.delivery.record import CommitRecord
 from etlstage.spark.engine.staging import Staging
 

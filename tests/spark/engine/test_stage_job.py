@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from etlstage.errors import StageError
 from etlstage.messages import StageKind
 from etlstage.pipeline import DeadLetters
-from etlstage.pipeline.dead_letter.store import letter_files
+from etlstage.pipeline.dead_letter.files import letter_files
 from etlstage.pipeline.ledger import Account, Ledger
 from etlstage.spark.engine.stage_job import StageJob
 from etlstage.spark.engine.staging import Pages, Staging

@@ -19,7 +19,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from etlstage.errors import SourceFailed
 from etlstage.pipeline import Pipeline, Report
-from etlstage.pipeline.dead_letter.store import letter_files, read_letters
+from etlstage.pipeline.dead_letter.files import letter_files, read_letters
 from etlstage.pipeline.delivery.delivery import Delivery, take_over
 from etlstage.pipeline.delivery.record import CommitRecord
 from etlstage.pipeline.runner import Runner

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from etlstage.pipeline import DeadLetter, Pipeline, Report
-from etlstage.pipeline.dead_letter.store import letter_files, read_letters
+from etlstage.pipeline.dead_letter.files import letter_files, read_letters
 
 pytestmark = [pytest.mark.spark, pytest.mark.anyio]
 
