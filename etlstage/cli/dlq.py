@@ -43,7 +43,7 @@ from etlstage.pipeline.dead_letter.letter import (
     first_clause,
 )
 from etlstage.pipeline.dead_letter.policy import config_of
-from etlstage.pipeline.dead_letter.retry import Settled, settle
+from etlstage.pipeline.dead_letter.retry import Settled, UnderWay, settle
 from etlstage.pipeline.delivery.delivery import Delivery
 from etlstage.pipeline.delivery.folder import behind
 from etlstage.protocol.registry import DEFAULT, dialect_class
@@ -251,7 +251,8 @@ def _check_retried(state: Path) -> None:
         raise StateUnusable(
             f"a retry of the dead letters in {state} was interrupted, and may have loaded"
             " some of them: complete it first with 'etlstage dlq retry', which replaces"
-            " what it has loaded"
+            f" what it has loaded, or if it can't be completed, remove"
+            f" {UnderWay.path(state)}"
         )
 
 

@@ -15,7 +15,7 @@ from typing import Annotated, Final
 import anyio
 import typer
 
-from etlstage.cli.failure import FAILED, complain, naming
+from etlstage.cli.failure import FAILED, WRONG_USAGE, complain, naming
 from etlstage.cli.screen import Screen
 from etlstage.cli.signals import interruptible
 from etlstage.cli.subject import silence
@@ -94,25 +94,31 @@ def _replay_failures() -> int:
     """Replay all saved cases; return the exit code."""
     silence()
     failures = Failures(find=stage_from_yaml)
-    out, failed, paths = Screen(), 0, list(failures)
+    out, played, failed, code = Screen(), 0, 0, 0
     with interruptible():
-        for path in paths:
-            where = path.stem
+        for path in failures:
             try:
                 kept = failures.read(path)
-                where += f"; {kept.origin}"
-                line = f"FIXED  {kept.kind}"
+            except ConfigError as error:
+                complain(str(error))
+                code = WRONG_USAGE
+                continue
+            line = f"FIXED  {kept.kind}"
+            try:
                 if (failure := kept.play(SURE)) is not None:
                     line = f"FAILED {failure.what}"
                     failed += 1
             except EtlstageError as error:  # such as a program that is gone
                 line = f"FAILED {error}"
                 failed += 1
-            out.tell(f"{harmless(line)} ({harmless(where)})")
-    count = len(paths)
-    fixed = f"{count - failed:,} fixed, {failed:,} failed"
-    out.tell(f"{counted(count, 'case')}: {fixed}" if count else f"no cases in {FOLDER}")
-    return FAILED if failed else 0
+            played += 1
+            where = f"({path.stem}; {kept.origin})"
+            out.tell(f"{harmless(line)} {harmless(where)}")
+    fixed = f"{played - failed:,} fixed, {failed:,} failed"
+    out.tell(
+        f"{counted(played, 'case')}: {fixed}" if played else f"no cases in {FOLDER}"
+    )
+    return code or (FAILED if failed else 0)
 
 
 def _comparison(

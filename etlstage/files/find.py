@@ -243,7 +243,7 @@ def digests_of(files: Sequence[InputFile]) -> list[str]:
 
 
 def _digest(lines: Iterable[str]) -> str:
-    return sha256("\n".join(lines).encode()).hexdigest()[:16]
+    return sha256("\n".join(lines).encode(errors="surrogateescape")).hexdigest()[:16]
 
 
 def partition_columns(

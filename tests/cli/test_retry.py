@@ -12,7 +12,7 @@ from etlstage.journal import Journals, Publisher
 from etlstage.pipeline.dead_letter.files import FOLDER
 from etlstage.pipeline.dead_letter.letter import DeadLetter
 from etlstage.pipeline.dead_letter.policy import letter_time
-from etlstage.pipeline.dead_letter.retry import Retry, Settled
+from etlstage.pipeline.dead_letter.retry import Retry, Settled, UnderWay
 from etlstage.pipeline.dead_letter.store import SETTLED, supersede
 from etlstage.pipeline.delivery.delivery import Delivery
 from tests.cli.conftest import Etlstage, worker, write_pipeline
@@ -248,6 +248,7 @@ load: {{files: {{path: out, format: text, mode: {mode}}}}}
         assert refused.returncode == 1
         assert "a retry of the dead letters in" in refused.stderr
         assert "complete it first with 'etlstage dlq retry'" in refused.stderr
+        assert refused.stderr.endswith(f"{UnderWay.path(Path('state'))}\n")
     worker(tmp_path / "broken.py", BROKEN)
     then = ["dlq", "retry"] if mode == "append" else ["run"]
     only = [c.id] if mode == "append" else []

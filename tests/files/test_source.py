@@ -230,6 +230,16 @@ async def test_path_that_is_not_utf8_is_refused(tmp_path: Path, name: bytes) -> 
     )
 
 
+async def test_path_may_lead_to_one_that_is_not_utf8(tmp_path: Path) -> None:
+    """Arrow opens it by the path that was given (issue 23)."""
+    folder = tmp_path / os.fsdecode(b"\xff")
+    folder.mkdir()
+    (folder / "f").write_text("a\n")
+    (tmp_path / "in").symlink_to(folder)
+    source = FileSource(str(tmp_path / "in"), "text")
+    assert await messages_of(source) == [b"a"]
+
+
 async def test_pipe_in_a_folder_is_refused(tmp_path: Path) -> None:
     """It is not left out either (issue 23)."""
     os.mkfifo(tmp_path / "a.txt")

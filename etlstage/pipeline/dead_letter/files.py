@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -39,6 +40,8 @@ FOLDER: Final = "dead_letters"
 """The folder of the letter files, in the state directory."""
 SUFFIX: Final = ".jsonl"
 _PIECE: Final = 1 << 20  # bytes
+_TRIES: Final = 100  # to lock a file that is to be replaced
+_PAUSE: Final = 0.05  # seconds between two of them
 
 
 class Torn(NamedTuple):
@@ -185,7 +188,8 @@ def cut(
     Replace a file, durably, by a new file without a run's letters after its first bytes.
 
     The letters of other runs stay: those without ``state`` may use the same folder. A
-    run that has the old file open appends to the new one, unless it was taken over.
+    run that has the old file open appends to the new one, unless it was taken over. A
+    letter is lost only if its run was stopped for seconds while it appended it.
 
     Args:
         path: The file.
@@ -217,13 +221,25 @@ def cut(
 
 @contextmanager
 def _locked(path: Path) -> Iterator[BinaryIO]:
-    """Open and lock a letter file, so that no run appends to it or replaces it."""
+    """
+    Open and lock a letter file, so that no run appends to it or replaces it.
+
+    A run that was taken over may be stopped with the lock: it is waited for only a while.
+    """
     while True:
         with opened(path, os.O_RDWR) as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            if _is_at(path, os.fstat(file.fileno())):
-                yield file
-                return
+            for _ in range(_TRIES):
+                with suppress(BlockingIOError):
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                time.sleep(_PAUSE)
+            try:
+                if _is_at(path, os.fstat(file.fileno())):
+                    yield file
+                    return
+            finally:
+                # A process that was forked meanwhile has the descriptor, too.
+                fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def _is_at(path: Path, file: os.stat_result) -> bool:

@@ -78,7 +78,7 @@ class UnderWay(NamedTuple):
     output: str
     """Where it loads, as in records."""
     time: str
-    """When it last began: ISO 8601, UTC."""
+    """When it last began: ISO 8601, UTC; empty in older records."""
 
     @staticmethod
     def path(state: Path) -> Path:
@@ -91,7 +91,7 @@ class UnderWay(NamedTuple):
         path = cls.path(state)
         try:
             found = load(path)
-            return cls(found["number"], str(found["output"]), str(found["time"]))
+            return cls(found["number"], str(found["output"]), found.get("time", ""))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, LookupError, TypeError) as error:

@@ -44,6 +44,16 @@ __all__ = ("FOLDER", "Failure", "FailureOrigin", "Failures")
 
 FOLDER: Final = Path(".etlstage", "failures")
 _VERSION: Final = 1
+_UNREADABLE: Final = (
+    AssertionError,
+    AttributeError,
+    LookupError,
+    OSError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+"""What a file that is not a kept case raises where it is interpreted."""
 _DRIVERS: Final = {Mode.BATCH_SUPERVISOR: "supervisor", Mode.BATCH_WORKER: "worker"}
 
 
@@ -284,7 +294,7 @@ def _readable(path: Path) -> Iterator[None]:
         yield
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
-    except (OSError, LookupError, TypeError, ValueError, AssertionError) as error:
+    except _UNREADABLE as error:
         raise ConfigError(f"{path} is not a kept case: {error!r}") from None
 
 

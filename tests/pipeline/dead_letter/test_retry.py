@@ -267,6 +267,14 @@ def test_retry_that_can_not_be_stored_as_under_way(tmp_path: Path) -> None:
         UnderWay(1, "text out", "t").store(tmp_path)
 
 
+def test_retry_under_way_of_before_has_no_time(tmp_path: Path) -> None:
+    """Replaced output is newer than it, whenever that was (issue 23)."""
+    path = UnderWay.path(tmp_path)
+    path.parent.mkdir(parents=True)
+    path.write_text('{"number": 3, "output": "text out"}')
+    assert UnderWay.of(tmp_path) == UnderWay(3, "text out", "")
+
+
 async def test_what_failed_again_keeps_its_id(tmp_path: Path) -> None:
     """It keeps its place, too, and gains an attempt; the others passed (issue 14)."""
     tried = Attempt("clean-1", 7, "died")

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import BinaryIO
 
 import anyio
 import pytest
@@ -296,7 +297,7 @@ def test_file_that_is_replaced_before_it_is_locked(
         cut(file.path, 0, lambda: None, lambda letter: True)
 
     def flock(fd: int, how: int) -> None:
-        if how == fcntl.LOCK_EX and left:
+        if how & fcntl.LOCK_EX and left:
             left.pop()
             with monkeypatch.context() as patched:
                 patched.setattr(fcntl, "flock", real)
@@ -313,6 +314,43 @@ def test_file_that_is_replaced_before_it_is_locked(
     assert left == []
     assert file.path.read_bytes() == b"\n" * 3
     file.close()
+
+
+def test_file_whose_lock_a_stopped_run_holds_is_replaced(
+    letters: DeadLetters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its run was taken over, perhaps while it appended a letter (issue 23)."""
+    monkeypatch.setattr("etlstage.pipeline.dead_letter.files._PAUSE", 0.0)
+    adopt(letters, "clean", 1)
+    path = file_of(letters)
+    with path.open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        cut(path, 0, lambda: None, lambda letter: True)
+    assert path.read_bytes() == b""
+
+
+def test_file_that_was_to_be_replaced_is_not_left_locked(
+    letters: DeadLetters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even by a process that was forked meanwhile (issue 23)."""
+    adopt(letters, "clean", 1)
+    real, forked = fcntl.flock, []
+
+    def flock(file: BinaryIO, how: int) -> None:
+        real(file, how)
+        if how & fcntl.LOCK_EX:
+            forked.append(os.dup(file.fileno()))
+
+    def check() -> None:
+        raise StateUnusable("taken over")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(StateUnusable, match="taken over"):
+        cut(file_of(letters), 0, check, lambda letter: True)
+    with file_of(letters).open("rb") as file:
+        real(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    (copy,) = forked
+    os.close(copy)
 
 
 async def test_stages_have_files_of_their_own(letters: DeadLetters) -> None:
