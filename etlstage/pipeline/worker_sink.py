@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import AsyncIterable, Iterable, Sequence
 from contextlib import ExitStack, aclosing, suppress
 from dataclasses import replace
@@ -30,7 +31,7 @@ from etlstage.telemetry import Meter
 from etlstage.telemetry.log import Log
 from etlstage.transport import Launch, launch_worker
 
-__all__ = ("CommittingSink", "WorkerSink", "check_ends", "tell")
+__all__ = ("CommittingSink", "FinishingSink", "WorkerSink", "check_ends", "tell")
 
 _log = Log()
 
@@ -194,7 +195,38 @@ class WorkerSink(Sink):
         self._outputs += count
 
 
-class CommittingSink(WorkerSink):
+class FinishingSink(Sink):
+    """Waits at its end for the workers' last commits, unless the run is drained."""
+
+    _drained = False
+    _finishing: anyio.CancelScope | None = None
+
+    def drain(self) -> None:
+        """Wait for no last commits: :meth:`stop` leaves the rest to the next run."""
+        self._drained = True
+        if self._finishing is not None:
+            self._finishing.cancel()
+
+    async def finish(self) -> None:
+        """
+        End the workers' input, and wait for their last commits.
+
+        Raises:
+            NotCommitted: If they have not committed everything that they have answered.
+
+        """
+        with anyio.CancelScope() as self._finishing:
+            if not self._drained:
+                await self._finish()
+                return
+        self.withheld = True
+
+    @abstractmethod
+    async def _finish(self) -> None:
+        """Do that; it is cancelled if the run is drained."""
+
+
+class CommittingSink(FinishingSink, WorkerSink):
     """
     Loads with a worker that commits: a message is loaded once a commit covers it.
 
@@ -281,23 +313,18 @@ class CommittingSink(WorkerSink):
         """Raise a failure so far; when to commit is the worker's decision."""
         self._check()
 
-    async def finish(self) -> None:
-        """
-        End the worker's input, and wait for its last commits.
-
-        Raises:
-            NotCommitted: If it has not committed everything that it has answered.
-
-        """
+    async def _finish(self) -> None:
         self.supervisor.finish()
         self._runs.close()
         await self._settled.wait()
         self._check()
-        await super().finish()
+        self._finished = True
 
     async def stop(self) -> None:
         """End the worker; the next run repeats what it has not committed by then."""
         self._runs.close()
+        # Else what waits for the worker fails, as the supervisor is closed.
+        self.supervisor.withhold()
         await self.supervisor.aclose()
         await self._settled.wait()
         if not isinstance(self._failure, NotCommitted):

@@ -27,6 +27,7 @@ from etlstage.messages import Run, counted
 from etlstage.pipeline.dead_letter.letter import DeadLetter
 from etlstage.pipeline.dead_letter.policy import OF_A_MESSAGE
 from etlstage.pipeline.delivery.position import load, store
+from etlstage.pipeline.worker_sink import FinishingSink
 from etlstage.protocol.events import FarewellReason
 from etlstage.shard.cut import Cut, RecordRun, number_of, position_at
 from etlstage.shard.worker import ShardSink, ShardWorker
@@ -155,7 +156,7 @@ class CheckpointFile:
             ) from error
 
 
-class ShardedSink(ShardSink):
+class ShardedSink(FinishingSink, ShardSink):
     """
     Divides the input into shards, and processes all of them.
 
@@ -190,7 +191,6 @@ class ShardedSink(ShardSink):
         self._kept: dict[int, Sequence[DeadLetter]] = {}  # letters for a checkpoint
         self._first = 0  # place of the first message without an outcome
         self._failure: EtlstageError | None = None
-        self._finishing = False
         self.withheld: bool = False
         self._tasks: TaskGroup
 
@@ -372,48 +372,27 @@ class ShardedSink(ShardSink):
         """Raise the failure of a shard; what is durable is up to the workers."""
         self._check()
 
-    async def finish(self) -> None:
-        """
-        End the input of all shards, and wait until their workers have ended.
-
-        Raises:
-            NotCommitted: If messages that were answered have not been committed.
-
-        """
+    async def _finish(self) -> None:
         for shard in self._shards:
             if shard.worker is not None:
                 shard.worker.finish(self._why)
-        self._finishing = True
-        try:
-            for shard in self._shards:
-                await shard.settled.wait()
-        finally:
-            self._finishing = False
-        self._check()
-        self._finished = not self.withheld
-        for shard in self._shards:
             self._log_omitted(shard.name, shard.known, shard.begin)
-
-    def drain(self) -> None:
-        """End the workers if :meth:`finish` is already waiting for them."""
-        if self._finishing:
-            self.withheld = True
-            self._stop_in(self._tasks)
+        for shard in self._shards:
+            await shard.settled.wait()
+        self._check()
+        self._finished = True
 
     async def stop(self) -> None:
         """End the workers; the next run delivers again what they do not commit."""
         async with anyio.create_task_group() as tasks:
-            self._stop_in(tasks)
+            for shard in self._shards:
+                if shard.worker is not None:
+                    tasks.start_soon(shard.worker.stop, FarewellReason.DRAIN)
         for shard in self._shards:
             await shard.settled.wait()
         self._check()
         if self._first < self.account.received:
             self.withheld = True
-
-    def _stop_in(self, tasks: TaskGroup) -> None:
-        for shard in self._shards:
-            if shard.worker is not None:
-                tasks.start_soon(shard.worker.stop, FarewellReason.DRAIN)
 
     def landed(self) -> str:
         """Describe how many messages the workers have loaded."""

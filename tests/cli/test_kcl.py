@@ -101,3 +101,19 @@ def test_signal_leaves_what_is_not_committed(start: Started, tmp_path: Path) -> 
     assert process.returncode == 4, err
     assert "accounted for: 1 loaded, 4 unprocessed" in out
     assert "endless: drained in " in out
+
+
+def test_signal_ends_a_wait_for_the_last_commit(start: Started, tmp_path: Path) -> None:
+    """The input has ended, but not all of it is given to the processor (issue 25)."""
+    text = ENDLESS.replace('"seq 5; sleep 600"', '"seq 9"')
+    kcl = "dialect: {name: kcl, max_uncommitted: 4}"
+    (tmp_path / "ended.yaml").write_text(text.replace("dialect: kcl", kcl))
+    (tmp_path / "processor.py").write_text(PARTIAL)
+    process = start("run", "ended.yaml")
+    wait_for(process.stderr, "all are given")
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate()
+
+    assert process.returncode == 4, err
+    assert "accounted for: 1 loaded, 8 unprocessed" in out
+    assert "endless: drained in " in out

@@ -15,14 +15,15 @@ import pytest
 from etlstage.errors import NotCommitted, StateUnusable
 from etlstage.messages import Position, Run, StageKind
 from etlstage.pipeline import Pipeline, Report
-from etlstage.pipeline.interfaces import Source
+from etlstage.pipeline.interfaces import Sink, Source
+from etlstage.pipeline.worker_sink import CommittingSink
 from etlstage.protocol.events import FarewellReason
 from etlstage.protocol.kcl.settings import KclDialect
 from etlstage.shard.cut import Cut
 from etlstage.shard.sink import CheckpointFile, ShardedSink
 from etlstage.stage import Stage
 from etlstage.testing import ScriptedLaunch, ScriptedWorker, run_virtually
-from tests.shard.load import Processors
+from tests.shard.load import Processors, drained_after
 from tests.supervisor.toy_commits import Committer, CommittingDialect
 
 pytestmark = pytest.mark.core
@@ -244,6 +245,57 @@ async def test_position_stays_behind_the_slowest_shard() -> None:
     account = report.ledger[-1]
     assert account.done == first
     assert account.unprocessed == COUNT - first
+
+
+def uncommitted(processors: Processors, *, sharded: bool) -> Sink:
+    """Return a sink whose processors are given no more than 4 uncommitted records."""
+    dialect = KclDialect(max_uncommitted=4)
+    stage = Stage(name="t", worker=("x",), dialect=dialect, kind=StageKind.LOAD)
+    launch = ScriptedLaunch(processors)
+    if sharded:
+        return ShardedSink(stage, cut=Cut(1, "/user"), launch=launch)
+    return CommittingSink(stage, launch=launch)
+
+
+@pytest.mark.parametrize("after", [5, 50])
+@pytest.mark.parametrize("sharded", [False, True])
+def test_drained_load_waits_for_no_last_commit(*, sharded: bool, after: int) -> None:
+    """
+    It stops its worker if the input has ended, but may have committed nothing, even if
+    records of a stage before were still on their way (issue 25).
+    """
+
+    async def slow(worker: ScriptedWorker) -> int:
+        held = b""
+        while data := await worker.read():
+            *lines, held = (held + data).split(b"\n")
+            for line in lines:
+                await anyio.sleep(1)
+                await worker.write(line + b"\n\0")
+        return 0
+
+    @virtually
+    async def test() -> None:
+        processors = Processors(every=COUNT + 1)
+        pipeline = Pipeline(
+            name="p",
+            source=Records(),
+            stages=[Stage(name="slow", worker=("x",))],
+            sink=uncommitted(processors, sharded=sharded),
+            launch=ScriptedLaunch(slow),
+        )
+        with anyio.fail_after(after + COUNT):
+            report = await drained_after(after, pipeline)
+        assert report.status == "drained", report.error
+        assert [action for _, action in processors.actions][-2:] == [
+            "shutdownRequested",
+            "leaseLost",
+        ]
+        last = report.ledger[-1]
+        assert (last.received, last.made, last.unprocessed) == (COUNT, 4, COUNT - 4)
+        assert "output incomplete" in str(report)
+
+    test()
 
 
 @virtually
