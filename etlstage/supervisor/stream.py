@@ -122,6 +122,12 @@ class Intake:
             self.submission.close()
             self._ended.set()
 
+    def withhold(self) -> None:
+        """Drop what no worker has taken, and all that is read from now on."""
+        if not self._ended.is_set():
+            self.error = None  # if the supervisor is closed now, nothing is missed
+        self.submission.withhold()
+
     async def stop(self) -> None:
         """Stop, and return when the input is not touched any more."""
         self.scope.cancel()

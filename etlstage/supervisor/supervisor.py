@@ -277,7 +277,7 @@ class AsyncSupervisor:
         self._in_loop()
         self._withheld = True
         for intake in self._intakes:
-            intake.submission.withhold()
+            intake.withhold()
 
     def scale(self, workers: int) -> None:
         """
@@ -524,7 +524,7 @@ class AsyncSupervisor:
             intake = Intake(self._pool, submission, items, *room)
             self._intakes.add(intake)
             if self._withheld:
-                submission.withhold()
+                intake.withhold()
             tasks.start_soon(intake.run)
             try:
                 while True:

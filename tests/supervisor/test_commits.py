@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -662,6 +662,37 @@ async def test_record_that_ends_the_load_is_never_passed() -> None:
     assert isinstance(report.error, InvalidMessage)
     assert source.reached in ([], [1])
     assert len(done) <= 2
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_withheld_input_may_be_cut(*, fails: bool) -> None:
+    """If its supervisor is closed, it is no error; one of its own is (issue 22)."""
+
+    async def runs() -> AsyncIterator[Run]:
+        yield RECORDS
+        if fails:
+            raise OSError("gone")
+        await anyio.sleep_forever()
+
+    supervisor = AsyncSupervisor(
+        stage(),
+        launch=ScriptedLaunch(Committer([], every=None)),
+        commit=Store(),
+        assignment=SHARE,
+    )
+
+    async def end() -> None:
+        await anyio.sleep(1)
+        supervisor.withhold()
+        await supervisor.aclose()
+
+    found: list[Outcome] = []
+    async with supervisor, anyio.create_task_group() as tasks:
+        tasks.start_soon(end)
+        with pytest.raises(OSError, match="gone") if fails else nullcontext():
+            async for outcome in supervisor.answers(runs()):
+                found.append(outcome)  # noqa: PERF401 - kept if the input fails
+    assert ended(found) == [*range(10)]
 
 
 @pytest.mark.parametrize("drained", [False, True])
