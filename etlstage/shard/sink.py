@@ -9,8 +9,8 @@ position of the source stays before the first message that has no outcome.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self, TypeAlias
@@ -191,6 +191,7 @@ class ShardedSink(FinishingSink, ShardSink):
         self._kept: dict[int, Sequence[DeadLetter]] = {}  # letters for a checkpoint
         self._first = 0  # place of the first message without an outcome
         self._failure: EtlstageError | None = None
+        self._waiting: anyio.CancelScope | None = None
         self.withheld: bool = False
         self._tasks: TaskGroup
 
@@ -242,6 +243,12 @@ class ShardedSink(FinishingSink, ShardSink):
                 shard.settled.set()
             await anyio.sleep_forever()  # until all are stopped
 
+    def withhold(self) -> None:
+        """Give the workers no more messages, even if a write waits for one."""
+        self.withheld = True
+        if self._waiting is not None:
+            self._waiting.cancel()
+
     async def write(self, run: Run) -> None:
         """
         Give each worker its part of a run, once it accepts more.
@@ -253,6 +260,8 @@ class ShardedSink(FinishingSink, ShardSink):
         self._check()
         place = self.account.received
         self.account.received += len(run)
+        if self.withheld:
+            return
         number = 0 if self._cut.numbers else self._file.take(len(run))
         parts: dict[_Shard, RecordRun] = {}
         for at, message in enumerate(run):
@@ -261,6 +270,9 @@ class ShardedSink(FinishingSink, ShardSink):
             if self._unsorted and not record.wrong and record.number <= shard.last:
                 await self._give(parts)
                 parts = {}
+                await self._end_shard(record.shard)
+                if self.withheld:
+                    return
                 shard = await self._restart(record.shard)
             if wrong := self._cut.wrong(record, place + at, shard.last):
                 self._settled[place + at] = InvalidMessage(wrong, index=at), message
@@ -276,18 +288,33 @@ class ShardedSink(FinishingSink, ShardSink):
             shard.known += part.up_to(shard.begin)
             assert shard.worker is not None, "it is started"
             # A worker that has failed takes no more.
-            with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+            with (
+                suppress(anyio.BrokenResourceError, anyio.ClosedResourceError),
+                self._until_withheld(),
+            ):
                 await shard.worker.runs.send(part.run())
             self._check()
 
-    async def _restart(self, place: int) -> _Shard:
-        """Restart a shard from its beginning, once its worker has committed all that it was given."""
-        before = self._latest[place]
-        assert before.worker is not None, "it is started"
-        before.worker.finish(self._why)
-        await before.settled.wait()
+    @contextmanager
+    def _until_withheld(self) -> Iterator[None]:
+        with anyio.CancelScope() as self._waiting:
+            if self.withheld:
+                self._waiting.cancel()
+            yield
+
+    async def _end_shard(self, place: int) -> None:
+        """Return once the worker of a shard has committed all that it was given."""
+        shard = self._latest[place]
+        assert shard.worker is not None, "it is started"
+        shard.worker.finish(self._why)
+        with self._until_withheld():
+            await shard.settled.wait()
         self._check()
-        shard = self._latest[place] = _Shard(before.name, restarted=True)
+
+    async def _restart(self, place: int) -> _Shard:
+        """Start another worker for a shard that has ended, from its beginning."""
+        name = self._cut.names[place]
+        shard = self._latest[place] = _Shard(name, restarted=True)
         self._shards.append(shard)
         await self._tasks.start(self._live, shard)
         return shard

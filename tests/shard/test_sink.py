@@ -247,13 +247,19 @@ async def test_position_stays_behind_the_slowest_shard() -> None:
     assert account.unprocessed == COUNT - first
 
 
-def uncommitted(processors: Processors, *, sharded: bool) -> Sink:
+def uncommitted(
+    processors: Processors,
+    *,
+    sharded: bool,
+    **settings: Any,  # noqa: ANN401
+) -> Sink:
     """Return a sink whose processors are given no more than 4 uncommitted records."""
     dialect = KclDialect(max_uncommitted=4)
     stage = Stage(name="t", worker=("x",), dialect=dialect, kind=StageKind.LOAD)
     launch = ScriptedLaunch(processors)
     if sharded:
-        return ShardedSink(stage, cut=Cut(1, "/user"), launch=launch)
+        settings.setdefault("cut", Cut(1, "/user"))
+        return ShardedSink(stage, launch=launch, **settings)
     return CommittingSink(stage, launch=launch)
 
 
@@ -294,6 +300,47 @@ def test_drained_load_waits_for_no_last_commit(*, sharded: bool, after: int) -> 
         last = report.ledger[-1]
         assert (last.received, last.made, last.unprocessed) == (COUNT, 4, COUNT - 4)
         assert "output incomplete" in str(report)
+
+    test()
+
+
+class Long(Records):
+    """The records again and again, in runs longer than workers are given at once."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self._length = length
+
+    async def runs(self) -> AsyncGenerator[Run | Position, None]:
+        """Yield five runs."""
+        for _ in range(5):
+            yield (RECORDS * (self._length // COUNT + 1))[: self._length]
+
+
+@pytest.mark.parametrize(
+    ("kind", "length"), [("single", 70_000), ("sharded", 70_000), ("restarted", COUNT)]
+)
+def test_write_waits_no_longer_than_a_drain_may_last(kind: str, length: int) -> None:
+    """
+    It waits for a worker that commits nothing, so that the worker takes no more, or
+    for a shard that is to begin anew, to end first (issue 25).
+    """
+
+    @virtually
+    async def test() -> None:
+        processors = Processors(every=COUNT + 1)
+        settings: dict[str, Any] = {}
+        if kind == "restarted":
+            settings = {"cut": Cut(1, "/user", sequence="/n"), "unsorted": True}
+        sink = uncommitted(processors, sharded=kind != "single", **settings)
+        source = Long(length)
+        pipeline = Pipeline(name="p", source=source, sink=sink, drain_limit=30)
+        with anyio.fail_after(100):
+            report = await drained_after(10, pipeline)
+        assert report.status == "drained", report.error
+        last = report.ledger[-1]
+        assert (last.done, last.dead, last.failed) == (4, 0, 0)
+        assert last.received == last.unprocessed + 4 == report.ledger[0].produced
 
     test()
 
