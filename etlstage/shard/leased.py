@@ -39,7 +39,7 @@ from etlstage.messages import AnnotatedRun, Run
 from etlstage.pipeline.dead_letter.policy import OF_A_MESSAGE
 from etlstage.pipeline.interfaces import Source
 from etlstage.protocol.events import FarewellReason
-from etlstage.shard.cut import Cut, RecordRun, wrong_key
+from etlstage.shard.cut import Cut, RecordRun, number_of, position_at, wrong_key
 from etlstage.shard.holder import Duty, LeaseHolder
 from etlstage.shard.keeper import LeaseKeeper
 from etlstage.shard.lease import (
@@ -555,7 +555,13 @@ class LeasedSink(ShardSink):
             shard.failure = error
             self._tasks.start_soon(shard.worker.stop, FarewellReason.LOST)
             raise
-        asked = CheckpointAsked(shard.name, json.dumps(request.position), request.ended)
+        position, last = request.position, max(shard.last, shard.begin)
+        if self._cut is not None and not request.ended and number_of(position) > last:
+            # If a number after it were stored, rows that come later would be missed.
+            if last < 0:
+                return
+            position = position_at(last)
+        asked = CheckpointAsked(shard.name, json.dumps(position), request.ended)
         if not await shard.ask(asked, self._holder.report):
             raise EtlstageError(_LOST)
 

@@ -72,9 +72,9 @@ RECORDS = [json.dumps({"user": n % 7, "n": n}).encode() for n in range(COUNT)]
 class Numbered(Source):
     """Source of the records, three a run, with their places as numbers."""
 
-    def __init__(self, pause: float = 0.0, *, begin: int = 0) -> None:
+    def __init__(self, pause: float = 0.0, *, begin: int = 0, end: int = COUNT) -> None:
         super().__init__("records")
-        self._pause, self._begin = pause, begin
+        self._pause, self._begin, self._end = pause, begin, end
         self.begun: list[int] = []
         """The number after which each pass began."""
 
@@ -86,10 +86,10 @@ class Numbered(Source):
     async def numbered(self, after: int = -1) -> AsyncGenerator[AnnotatedRun, None]:
         """Yield the records after a number."""
         self.begun.append(after)
-        for n in range(max(after + 1, self._begin), COUNT, 3):
+        for n in range(max(after + 1, self._begin), self._end, 3):
             await anyio.sleep(self._pause)
-            numbers = range(n, min(n + 3, COUNT))
-            yield AnnotatedRun(RECORDS[n : n + 3], sequence=numbers)
+            numbers = range(n, min(n + 3, self._end))
+            yield AnnotatedRun(RECORDS[n : numbers.stop], sequence=numbers)
 
 
 class Gone(MemoryLeases):
@@ -601,6 +601,48 @@ async def test_checkpoint_that_is_stored_late_does_not_go_back() -> None:
         assert processors.done[shard].count(stored[1]) == 2
     assert all(row.ended for row in table.read())
     check_whole(processors)
+
+
+@pytest.mark.parametrize("end", [0, COUNT // 2])
+@pytest.mark.parametrize("numbered", [False, True])
+def test_checkpoint_after_all_records_covers_no_later_one(
+    monkeypatch: pytest.MonkeyPatch, end: int, *, numbered: bool
+) -> None:
+    """
+    A processor may ask for any at the end of its shard, and fail to end it; then the
+    input grows (issue 25).
+    """
+
+    class Ahead(Processors):
+        async def _checkpoint(self, *asked: Any) -> None:  # noqa: ANN401 - passed on
+            worker, lines, number = asked[:3]
+            await super()._checkpoint(worker, lines, number or "9" * 50)
+
+    @virtually
+    async def test() -> None:
+        table, processors, ahead = MemoryLeases(), Processors(), Ahead()
+        cut = Cut(3, "/user", sequence="/n" if numbered else None)
+
+        def sink(processors: Processors) -> LeasedSink:
+            return LeasedSink(
+                STAGE,
+                cut=cut,
+                keeper=LeaseKeeper("a", "start", failover=3.0),
+                leases=lambda _of: table,
+                launch=ScriptedLaunch(processors),
+            )
+
+        short = Numbered(end=end)
+        (report,) = await run_all(runner(table, ahead, source=short, sink=sink(ahead)))
+        assert isinstance(report.error, NotCommitted)
+        assert set(ahead.errors) == {None}
+        processors.done = {shard: [*done] for shard, done in ahead.done.items()}
+
+        (report,) = await run_all(runner(table, processors, sink=sink(processors)))
+        assert report.status == "done", report.error
+        check_whole(processors)
+
+    test(monkeypatch)
 
 
 @virtually
