@@ -115,9 +115,10 @@ def _replay_failures() -> int:
             where = f"({path.stem}; {kept.origin})"
             out.tell(f"{harmless(line)} {harmless(where)}")
     fixed = f"{played - failed:,} fixed, {failed:,} failed"
-    out.tell(
-        f"{counted(played, 'case')}: {fixed}" if played else f"no cases in {FOLDER}"
-    )
+    if played or code:
+        out.tell(f"{counted(played, 'case')}: {fixed}")
+    else:
+        out.tell(f"no cases in {FOLDER}")
     return code or (FAILED if failed else 0)
 
 

@@ -517,8 +517,9 @@ class LocatorServer:
         pipe, self._pipe = self._pipe, None
         if pipe is not None:
             pipe.close()
-        if self._pidfd is not None:
-            os.close(self._pidfd)
+        pidfd, self._pidfd = self._pidfd, None
+        if pidfd is not None:
+            os.close(pidfd)
 
     def _serve(self) -> None:
         self._acceptor.resume()

@@ -172,7 +172,7 @@ class Settled:
         begun, by = UnderWay.of(self._folders[0].parent), self.replaced
         if begun is None or begun.number != self.next:
             return False
-        return by is None or by.time < begun.time
+        return by is None or not begun.time or by.time < begun.time
 
     def became(self, number: str) -> Became | None:
         """Return the outcome of a letter that is gone; None: it is not."""

@@ -268,11 +268,14 @@ def test_retry_that_can_not_be_stored_as_under_way(tmp_path: Path) -> None:
 
 
 def test_retry_under_way_of_before_has_no_time(tmp_path: Path) -> None:
-    """Replaced output is newer than it, whenever that was (issue 23)."""
+    """It counts as interrupted, whenever the output was replaced (issue 23)."""
     path = UnderWay.path(tmp_path)
     path.parent.mkdir(parents=True)
     path.write_text('{"number": 3, "output": "text out"}')
     assert UnderWay.of(tmp_path) == UnderWay(3, "text out", "")
+    path.write_text('{"number": 1, "output": "text out"}')
+    supersede(tmp_path, "new", "2026-11-30T00:00:00Z")
+    assert Settled(tmp_path / "dead_letters").interrupted
 
 
 async def test_what_failed_again_keeps_its_id(tmp_path: Path) -> None:
