@@ -44,7 +44,6 @@ from etlstage.sequencing import (
     ProducerState,
     ReadUncommitted,
     Sequencer,
-    UnexpectedEnd,
     clock_at,
 )
 from etlstage.settings.units import READER_NAME, is_reader_name
@@ -690,18 +689,21 @@ class SoundMessages(ReadUncommitted):
         """Return the next message, or None if the reader has none yet."""
         return self._sound(super().poll)
 
-    def _receive(self, data: bytes | None) -> None:
-        held, reader = len(self._buffer), self._reader
-        if data or not held or not reader.whole:
-            super()._receive(data)
-            return
-        offset = self._buffer.offset
-        self._buffer.jump(reader.offset)
-        error = UnexpectedEnd(
-            "unexpected EOF", framing=self._spec.content_type, offset=offset
-        )
-        error.journal, error.end = self._spec.name, offset + held
-        raise error
+    def _take(self, end: type[Exception]) -> Envelope | None:
+        found, buffer = super()._take(end), self._buffer
+        if found is not None or not len(buffer) or not self._reader.whole:
+            return found
+        buffer.feed_end()
+        try:
+            return super()._take(EOFError)
+        except EOFError:
+            return None
+        except FrameError as error:
+            error.end = self._reader.offset
+            raise
+        finally:
+            buffer.ended = False
+            buffer.jump(self._reader.offset)
 
     def _sound(self, read: Callable[[], T]) -> T:
         while True:

@@ -132,9 +132,9 @@ class ReadUncommitted:
         """
         while (envelope := self._take(EOFError)) is None:
             data = self._reader.read(_CHUNK)
-            self._receive(data)
             if data is None:
                 return None
+            self._receive(data)
         return envelope
 
     def __aiter__(self) -> ReadUncommitted:

@@ -40,7 +40,15 @@ from etlstage.journal import (
 from etlstage.journal.account import verify
 from etlstage.journal.reader import Registered
 from etlstage.journal.retention import Retention
-from etlstage.sequencing import AckIntent, Clock, FrameError, JsonMessage, clock_at
+from etlstage.sequencing import (
+    FIXED_FRAME_WORD,
+    NO_UUID,
+    AckIntent,
+    Clock,
+    FrameError,
+    JsonMessage,
+    clock_at,
+)
 from tests.patience import HANG
 
 SECOND = 10**9
@@ -1179,13 +1187,15 @@ def test_what_is_too_much_is_dropped_with_each_segment() -> None:
 
 @pytest.mark.parametrize("follow", [True, False])
 @pytest.mark.parametrize(
-    ("kind", "rest"),
+    ("kind", "rest", "reason"),
     [
-        ("application/x-ndjson", b'{"k": 1'),
-        ("application/x-protobuf-fixed", b"garbage\n"),
+        ("application/x-ndjson", b'{"k": 1', "unexpected EOF"),
+        ("application/x-protobuf-fixed", b"garbage\n", "detected de-synchronization"),
     ],
 )
-def test_invalid_end_is_reported_once(kind: str, rest: bytes, *, follow: bool) -> None:
+def test_invalid_end_is_reported_once(
+    kind: str, rest: bytes, reason: str, *, follow: bool
+) -> None:
     """No later append continues a frame, so no reader waits for one (issue 24)."""
     with memory(content_type=kind) as journals:
         journals.append("orders/part-000", rest)
@@ -1200,9 +1210,38 @@ def test_invalid_end_is_reported_once(kind: str, rest: bytes, *, follow: bool) -
         assert reader.poll() is not None
         (error,) = errors
         assert (error.offset, error.end) == (end - len(rest), end)
-        assert str(error).endswith("unexpected EOF")
+        assert str(error).endswith(reason)
         found = verify(journals, "orders/part-000")
         assert (found.committed, found.damaged) == (1, 1)
+
+
+@pytest.mark.parametrize("follow", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "data", "count"),
+    [
+        ("text/csv", f"{NO_UUID},a\n{NO_UUID},b".encode(), 2),
+        (
+            "application/x-protobuf-fixed",
+            FIXED_FRAME_WORD + b"\x10\0\0\0" + bytes(16) + b"\n",
+            1,
+        ),
+    ],
+)
+def test_last_newline_is_optional(
+    kind: str, data: bytes, count: int, *, follow: bool
+) -> None:
+    """Each append ends as its framing allows, whatever follows it (issue 24)."""
+    with memory(content_type=kind) as journals:
+        reader = journals.read_committed(follow=follow)
+        for _ in range(2):
+            journals.append("orders/part-000", data)
+            assert [reader.poll() is not None for _ in range(count + 1)] == [
+                *[True] * count,
+                False,
+            ]
+        assert len(list(journals.read_uncommitted("orders/part-000"))) == 2 * count
+        found = verify(journals, "orders/part-000")
+        assert (found.committed, found.damaged) == (2 * count, 0)
 
 
 @pytest.mark.parametrize("trims", ["an append", "a command"])
