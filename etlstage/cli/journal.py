@@ -17,7 +17,7 @@ import typer
 
 from etlstage.cli.failure import complain, naming
 from etlstage.cli.options import JsonLines, new_app
-from etlstage.cli.signals import deferred, interruptible
+from etlstage.cli.signals import interruptible
 from etlstage.cli.streams import check_stdin
 from etlstage.errors import ConfigError
 from etlstage.messages import counted
@@ -263,32 +263,39 @@ def _publishing(publisher: Publisher, path: Path) -> Iterator[Callable[[object],
     If the block is interrupted or fails, report how many lines were appended.
     """
     from etlstage.journal import LimitReached
+    from etlstage.sequencing import AppendUncertain
 
-    appended = 0
+    # They differ while a line is appended.
+    begun = appended = 0
     awaited = set()
 
     def publish(message: object) -> None:
-        nonlocal appended
+        nonlocal begun, appended
         while True:
+            begun = appended + 1
             try:
-                # The count has to be exact, because the caller appends the rest.
-                with deferred():
-                    publisher.publish_committed(message)
-                    appended += 1
+                publisher.publish_committed(message)
             except LimitReached as error:
+                begun = appended
                 if error.reader not in awaited:
                     awaited.add(error.reader)
                     text = f"waiting for reader {error.reader!r} of {path} (limit)"
                     complain(text, as_="warning")
                 time.sleep(_POLL)
             else:
+                appended = begun
                 return
 
     try:
         with interruptible():
             yield publish
-    except BaseException:
-        complain(f"{counted(appended, 'line')} appended", as_="warning")
+    except BaseException as error:
+        text = f"{counted(appended, 'line')} appended"
+        # After any other error of an append, nothing of it can be read.
+        uncertain = isinstance(error, AppendUncertain | KeyboardInterrupt)
+        if uncertain and begun > appended:
+            text += f", and perhaps line {begun}"
+        complain(text, as_="warning")
         raise
 
 

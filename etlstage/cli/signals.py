@@ -22,7 +22,6 @@ __all__ = (
     "FORCED",
     "Signals",
     "deafen",
-    "deferred",
     "interruptible",
     "keep_statuses",
     "quit_at_once",
@@ -58,16 +57,6 @@ def interruptible() -> Iterator[None]:
         yield
     finally:
         _restore(before)
-
-
-@contextmanager
-def deferred() -> Iterator[None]:
-    """Let signals take effect only after a block."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class Signals:

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from etlstage.cli import journal as commands
-from etlstage.cli.app import app
+from etlstage.cli.app import app, run_command
 from etlstage.errors import ConfigError, EtlstageError
-from etlstage.journal import Journals, OffsetGone, Publisher, modulo
+from etlstage.journal import AppendInDoubt, Journals, OffsetGone, Publisher, modulo
 from etlstage.journal.account import lags, verify
 from etlstage.journal.log import Group, JournalLog
 from etlstage.journal.reader import LogReader
@@ -300,6 +300,37 @@ def test_appended_lines_are_counted_when_the_disk_fails(
     with pytest.raises(OSError, match="no space left"):
         run("journal", "append", str(folder))
     assert capsys.readouterr().err == "etlstage: warning: 1 line appended\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "last"),
+    [(AppendInDoubt("no answer"), "no answer"), (KeyboardInterrupt(), "interrupted")],
+)
+def test_line_that_may_have_been_appended_is_named(
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+    last: str,
+) -> None:
+    """It is not among those that are counted (issue 24)."""
+    append = JournalLog.append
+
+    def interrupted(self: JournalLog, now: int, *data: bytes) -> tuple[int, int]:
+        place = append(self, now, *data)
+        if b'"n":7' in b"".join(data):
+            raise error
+        return place
+
+    monkeypatch.setattr(JournalLog, "append", interrupted)
+    lines = SimpleNamespace(buffer=io.BytesIO(b'{"n": 6}\n{"n": 7}\n'))
+    monkeypatch.setattr(sys, "stdin", lines)
+    monkeypatch.setattr(sys, "argv", ["etlstage", "journal", "append", str(folder)])
+    assert run_command() != 0
+    assert capsys.readouterr().err == (
+        "etlstage: warning: 1 line appended, and perhaps line 2\n"
+        f"etlstage: error: {last}\n"
+    )
 
 
 def test_set_is_verified(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

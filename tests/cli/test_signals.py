@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -243,6 +244,39 @@ def test_appended_lines_are_counted_when_interrupted(
     assert 1 < count < 50
     assert printed.splitlines() == [
         f"etlstage: warning: {count} lines appended",
+        "etlstage: error: interrupted",
+    ]
+    assert process.returncode == FORCED
+
+
+@pytest.mark.parametrize("number", ALL)
+def test_append_that_waits_for_the_lock_is_interrupted(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    """A signal ends the command while another process appends (issue 24)."""
+    with Journals.open(tmp_path) as journals:
+        (spec,) = journals.select()
+        with (
+            journals.storage.locked(journals.byte_log(spec.name).lock),
+            subprocess.Popen(
+                [sys.executable, "-m", "etlstage", "journal", "append", str(tmp_path)],
+                env=environment(),
+                stdin=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            ) as process,
+        ):
+            assert process.stdin is not None
+            process.stdin.write(b'{"n": 1}\n')
+            process.stdin.flush()
+            waits = re.compile(rf"-> FLOCK +ADVISORY +WRITE +{process.pid} ")
+            try:
+                wait_until(lambda: waits.search(Path("/proc/locks").read_text()))
+                process.send_signal(number)
+                printed = process.communicate(timeout=HANG)[1]
+            finally:
+                process.kill()
+    assert printed.decode().splitlines() == [
+        "etlstage: warning: 0 lines appended, and perhaps line 1",
         "etlstage: error: interrupted",
     ]
     assert process.returncode == FORCED
