@@ -158,6 +158,8 @@ class FrameHeads:
             head = held[at - begin : at - begin + _SIZE]
             if len(head) < min(_SIZE, group.end - at):
                 head = self._log.peek(at, min(_SIZE, group.end - at))
+            if head == b"\n":  # it may follow the last frame
+                break
             end = at + FIXED_FRAME_HEADER_LENGTH
             end += int.from_bytes(head[4:FIXED_FRAME_HEADER_LENGTH], "little")
             self._check(head, at, end, group.end)

@@ -13,7 +13,13 @@ from etlstage.journal import (
 )
 from etlstage.journal.heads import FrameHead, FrameHeads, heads_of
 from etlstage.journal.log import HEAD
-from etlstage.sequencing import DesyncDetected, FrameError, Opaque, UnexpectedEnd
+from etlstage.sequencing import (
+    FIXED_FRAME_WORD,
+    DesyncDetected,
+    FrameError,
+    Opaque,
+    UnexpectedEnd,
+)
 
 RUNS = "application/x-etlstage-run"
 BYTES = "application/x-protobuf-fixed"
@@ -115,6 +121,20 @@ def test_what_is_no_frame_is_an_error() -> None:
     file[place - HEAD] ^= 1
     with pytest.raises(JournalDamaged):
         heads(journals, place - HEAD).poll()
+
+
+@pytest.mark.parametrize("content_type", [RUNS, BYTES])
+def test_newline_may_follow_the_last_frame(content_type: str) -> None:
+    """As for those who read messages, it is no frame (issue 24)."""
+    journals = opened(content_type)
+    journal, _ = one(journals)
+    frame = FIXED_FRAME_WORD + b"\x10\0\0\0" + bytes(16)
+    for _ in range(2):
+        journals.append(journal, frame + b"\n")
+    found = [(head.begin, head.end) for head in heads(journals)]
+    messages = journals.read_uncommitted(journal)
+    assert found == [(message.begin, message.end) for message in messages]
+    assert len(found) == 2
 
 
 def test_data_before_an_offset_are_not_read() -> None:
