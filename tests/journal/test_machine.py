@@ -83,7 +83,9 @@ class InMemory(Stored):
     def fill_disk(self, written: int) -> None:
         """Let the next append fail after some bytes are written."""
         error = OSError(28, "No space left on device")
-        self.memory.faults.append(("append", error, written))
+        # A writer gives up when ten appends in a row have failed.
+        if len(self.memory.faults) < 9:
+            self.memory.faults.append(("append", error, written))
 
     def teardown(self) -> None:
         """Clear the faults, and finish."""
