@@ -18,6 +18,7 @@ from etlstage.messages import Run, counted
 from etlstage.pipeline.dead_letter.policy import DeadLetterPolicy, config_of
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.interfaces import Output, Sink
+from etlstage.protocol.events import FarewellReason
 from etlstage.stage import RestartPolicy, Stage
 from etlstage.supervisor import (
     Assignment,
@@ -198,14 +199,23 @@ class WorkerSink(Sink):
 class FinishingSink(Sink):
     """Waits at its end for the workers' last commits, unless the run is drained."""
 
+    _why: FarewellReason = FarewellReason.ENDED
+    """The reason given to the workers at the end of the input."""
+    _failure: EtlstageError | None = None
+    _finished = False
     _drained = False
-    _finishing: anyio.CancelScope | None = None
+    _stopping = False
+    _ending: anyio.CancelScope | None = None
 
     def drain(self) -> None:
         """Wait for no last commits: :meth:`stop` leaves the rest to the next run."""
         self._drained = True
-        if self._finishing is not None:
-            self._finishing.cancel()
+        if self._ending is not None:
+            self._ending.cancel()
+
+    async def flush(self) -> None:
+        """Raise a failure so far; when to commit is the workers' decision."""
+        self._check()
 
     async def finish(self) -> None:
         """
@@ -215,15 +225,52 @@ class FinishingSink(Sink):
             NotCommitted: If they have not committed everything that they have answered.
 
         """
-        with anyio.CancelScope() as self._finishing:
+        if await self._end_input(self._why):
+            self._check()
+            self._finished = True
+        else:
+            self.withheld = True
+
+    async def stop(self) -> None:
+        """
+        End the workers; the next run repeats what they have not committed by then.
+
+        Where the load stops at a limit, neither finished nor drained, they first
+        process all that was written.
+        """
+        self._stopping = True
+        if not (self._finished or self.withheld):
+            await self._end_input(FarewellReason.DRAIN)
+        await self._stop()
+        self._check()
+        if self.account.pending:
+            self.withheld = True
+
+    async def _end_input(self, why: FarewellReason) -> bool:
+        """End the workers' input; return whether the run was not drained meanwhile."""
+        with anyio.CancelScope() as self._ending:
             if not self._drained:
-                await self._finish()
-                return
-        self.withheld = True
+                await self._finish(why)
+                return True
+        return False
 
     @abstractmethod
-    async def _finish(self) -> None:
-        """Do that; it is cancelled if the run is drained."""
+    async def _finish(self, why: FarewellReason) -> None:
+        """Do that; return once no more commits can come. A drain cancels it."""
+
+    @abstractmethod
+    async def _stop(self) -> None:
+        """End the workers now, if they have not exited."""
+
+    def _fail(self, error: EtlstageError) -> None:
+        """Record the first failure; uncommitted messages are none in a stopped load."""
+        stopped = self._stopping or self._drained
+        if not (stopped and isinstance(error, NotCommitted)):
+            self._failure = self._failure or error
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
 
 
 class CommittingSink(FinishingSink, WorkerSink):
@@ -263,7 +310,6 @@ class CommittingSink(FinishingSink, WorkerSink):
             commit=commit or _stored,
             assignment=assignment or Assignment(stage.name),
         )
-        self._failure: EtlstageError | None = None
         self._tasks: TaskGroup
         self._runs: MemoryObjectSendStream[Run]
         self._settled: anyio.Event
@@ -297,7 +343,7 @@ class CommittingSink(FinishingSink, WorkerSink):
             with runs:
                 await self._settle(runs, 0, endless=True)
         except EtlstageError as error:
-            self._failure = error
+            self._fail(error)
         finally:
             self._settled.set()
 
@@ -309,32 +355,17 @@ class CommittingSink(FinishingSink, WorkerSink):
             await self._runs.send(run)
         self._check()
 
-    async def flush(self) -> None:
-        """Raise a failure so far; when to commit is the worker's decision."""
-        self._check()
-
-    async def _finish(self) -> None:
-        self.supervisor.finish()
+    async def _finish(self, why: FarewellReason) -> None:
+        self.supervisor.finish(why=why)
         self._runs.close()
         await self._settled.wait()
-        self._check()
-        self._finished = True
 
-    async def stop(self) -> None:
-        """End the worker; the next run repeats what it has not committed by then."""
+    async def _stop(self) -> None:
         self._runs.close()
         # Else what waits for the worker fails, as the supervisor is closed.
         self.supervisor.withhold()
         await self.supervisor.aclose()
         await self._settled.wait()
-        if not isinstance(self._failure, NotCommitted):
-            self._check()
-        if self.account.pending:
-            self.withheld = True
-
-    def _check(self) -> None:
-        if self._failure is not None:
-            raise self._failure
 
 
 async def _stored(_request: CommitRequest) -> None:

@@ -190,7 +190,6 @@ class ShardedSink(FinishingSink, ShardSink):
         self._given_up: dict[int, _Failed] = {}  # to dead-letter before a checkpoint
         self._kept: dict[int, Sequence[DeadLetter]] = {}  # letters for a checkpoint
         self._first = 0  # place of the first message without an outcome
-        self._failure: EtlstageError | None = None
         self._waiting: anyio.CancelScope | None = None
         self.withheld: bool = False
         self._tasks: TaskGroup
@@ -237,7 +236,7 @@ class ShardedSink(FinishingSink, ShardSink):
                         await self._advance()
             except EtlstageError as error:
                 if not worker.stopping:
-                    self._failure = self._failure or error
+                    self._fail(error)
             finally:
                 worker.runs.close()
                 shard.settled.set()
@@ -331,7 +330,7 @@ class ShardedSink(FinishingSink, ShardSink):
         try:
             await self._keep_given_up()
         except EtlstageError as error:
-            self._failure = self._failure or error
+            self._fail(error)
             assert shard.worker is not None, "it commits"
             self._tasks.start_soon(shard.worker.stop, FarewellReason.LOST)
             raise
@@ -366,7 +365,7 @@ class ShardedSink(FinishingSink, ShardSink):
         assert shard.worker is not None, "it has answered"
         stopping = shard.worker.stopping
         if error is not None and not stopping and not isinstance(error, OF_A_MESSAGE):
-            self._failure = self._failure or error
+            self._fail(error)
             return
         known = shard.given_up.pop(id(error), None)
         for at, message in enumerate(messages):
@@ -395,39 +394,25 @@ class ShardedSink(FinishingSink, ShardSink):
                     error, message = failed
                     await self._policy.settle(error, [message], place=place)
 
-    async def flush(self) -> None:
-        """Raise the failure of a shard; what is durable is up to the workers."""
-        self._check()
-
-    async def _finish(self) -> None:
+    async def _finish(self, why: FarewellReason) -> None:
         for shard in self._shards:
             if shard.worker is not None:
-                shard.worker.finish(self._why)
+                shard.worker.finish(why)
             self._log_omitted(shard.name, shard.known, shard.begin)
         for shard in self._shards:
             await shard.settled.wait()
-        self._check()
-        self._finished = True
 
-    async def stop(self) -> None:
-        """End the workers; the next run delivers again what they do not commit."""
+    async def _stop(self) -> None:
         async with anyio.create_task_group() as tasks:
             for shard in self._shards:
                 if shard.worker is not None:
                     tasks.start_soon(shard.worker.stop, FarewellReason.DRAIN)
         for shard in self._shards:
             await shard.settled.wait()
-        self._check()
-        if self._first < self.account.received:
-            self.withheld = True
 
     def landed(self) -> str:
         """Describe how many messages the workers have loaded."""
         return self._loaded(f"in {counted(len(self._latest), 'shard')}")
-
-    def _check(self) -> None:
-        if self._failure is not None:
-            raise self._failure
 
 
 class _Shard:

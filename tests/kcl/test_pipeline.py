@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from etlstage.journal import Journals, Publisher, modulo
 from tests.cli.forked import Forks, environment
 from tests.kcl.client import CURRENT, downloaded
 from tests.kcl.processors import BUFFERING
@@ -159,6 +160,37 @@ def test_dead_letters_of_shards_are_retried(
         assert [first[0], "20"] in effects  # of the same user
         assert [second[0], "20"] in effects
     assert "no dead letters" in etlstage("dlq", "ls", "clicks.yaml")
+
+
+LIMITED = """\
+name: clicks
+state: state
+extract: {{journal: {{path: clicks, reader: r}}}}
+load:
+  worker: {{command: [python, processor.py]}}
+  dialect: kcl
+  {shards}
+"""
+
+
+@pytest.mark.parametrize("shards", ["", "shards: {count: 2, key: /user}"])
+def test_limited_load_of_journals_is_continued(
+    tmp_path: Path, forks: Forks, shards: str
+) -> None:
+    """Each run loads as many messages as it may, and the next reads on (issue 25)."""
+    with Journals.open(tmp_path / "clicks") as journals:
+        publisher = Publisher(journals, mapping=modulo(lambda m: m["n"]))
+        for n in range(12):
+            publisher.publish_committed({"user": n % 3, "n": n})
+    (tmp_path / "processor.py").write_text(PICKY)
+    (tmp_path / "bad").write_text("[]")
+    (tmp_path / "clicks.yaml").write_text(LIMITED.format(shards=shards))
+    for count in (5, 10):
+        words = "run", "clicks.yaml", "--limit", "5"
+        ended = forks.run(words, tmp_path, environment(), "")
+        assert ended.returncode == 0, ended.stderr
+        assert "5 messages loaded" in ended.stdout
+        assert len(_lines(tmp_path / "effects")) == count
 
 
 def _lines(path: Path) -> list[str]:

@@ -23,7 +23,7 @@ from etlstage.shard.cut import Cut
 from etlstage.shard.sink import CheckpointFile, ShardedSink
 from etlstage.stage import Stage
 from etlstage.testing import ScriptedLaunch, ScriptedWorker, run_virtually
-from tests.shard.load import Processors, drained_after
+from tests.shard.load import Processors, drained_after, run_all
 from tests.supervisor.toy_commits import Committer, CommittingDialect
 
 pytestmark = pytest.mark.core
@@ -301,6 +301,67 @@ def test_drained_load_waits_for_no_last_commit(*, sharded: bool, after: int) -> 
         last = report.ledger[-1]
         assert (last.received, last.made, last.unprocessed) == (COUNT, 4, COUNT - 4)
         assert "output incomplete" in str(report)
+
+    test()
+
+
+@pytest.mark.parametrize(
+    ("limit", "every", "made"),
+    [(10, 4, 10), (3, COUNT + 1, 3), (3, None, 0)],
+    ids=["often", "at-end", "never"],
+)
+@pytest.mark.parametrize("sharded", [False, True])
+def test_limited_load_waits_for_its_first_messages(
+    *, sharded: bool, limit: int, every: int | None, made: int
+) -> None:
+    """
+    Workers are given all messages before the limit, and may then commit once more, but
+    the shard has not ended; what they do not commit is unprocessed (issue 25).
+    """
+
+    @virtually
+    async def test() -> None:
+        processors = Silent() if every is None else Processors(every=every)
+        sink = uncommitted(processors, sharded=sharded)
+        source = Records()
+        pipeline = Pipeline(name="p", source=source, sink=sink, limit=limit)
+        with anyio.fail_after(COUNT):
+            (report,) = await run_all(pipeline)
+        assert report.error is None
+        assert report.status == ("done" if made else "drained")
+        assert [action for _, action in processors.actions][-2:] == [
+            "shutdownRequested",
+            "leaseLost",
+        ]
+        last = report.ledger[-1]
+        counts = (last.received, last.made, last.unprocessed)
+        assert counts == (limit, made, limit - made)
+        assert processors.done == {processors.actions[0][0]: [*range(limit)]}
+        assert "output incomplete" in str(report)
+
+    test()
+
+
+class Silent(Processors):
+    """They commit nothing."""
+
+    async def _checkpoint(self, *_: object) -> None:
+        """Do nothing."""
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_limited_load_can_be_drained(*, sharded: bool) -> None:
+    """Even while a worker that commits nothing accepts no more (issue 25)."""
+
+    @virtually
+    async def test() -> None:
+        sink = uncommitted(Processors(every=COUNT + 1), sharded=sharded)
+        pipeline = Pipeline(name="p", source=Records(), sink=sink, limit=10)
+        with anyio.fail_after(COUNT):
+            report = await drained_after(5, pipeline)
+        assert report.status == "drained", report.error
+        last = report.ledger[-1]
+        assert (last.received, last.made, last.unprocessed) == (10, 4, 6)
 
     test()
 
