@@ -34,7 +34,13 @@ import anyio.to_thread
 from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from etlstage.errors import ConfigError, EtlstageError, InvalidMessage, StateUnusable
+from etlstage.errors import (
+    ConfigError,
+    EtlstageError,
+    InvalidMessage,
+    NotCommitted,
+    StateUnusable,
+)
 from etlstage.messages import AnnotatedRun, Run
 from etlstage.pipeline.dead_letter.policy import OF_A_MESSAGE
 from etlstage.pipeline.interfaces import Source
@@ -117,6 +123,7 @@ class LeasedSink(ShardSink):
         self._failures: dict[str, EtlstageError] = {}
         self._failed: dict[str, LeasedShard] = {}  # the shards of ``_failures``
         self._refused: EtlstageError | None = None
+        self._leaving = False  # whether all shards are to be handed over
         self._changed = Signal()
         self._left = anyio.Event()
         self._tasks: TaskGroup
@@ -222,21 +229,36 @@ class LeasedSink(ShardSink):
 
     def drain(self) -> None:
         """Start handing over all shards, as the run is to end."""
+        self._leaving = True
         self._holder.report(LeaveAsked())
 
     async def stop(self) -> None:
         """
         Hand over what is left, and return when that is done.
 
+        Unless the run was drained, the workers first process all that was written.
+
         Raises:
             EtlstageError: Why the run, or the first shard that failed, has failed.
 
         """
+        if not self._leaving:
+            self._leaving = True
+            await self._end_input(*self._shards.values())
         self._holder.report(LeaveAsked())
         await self._left.wait()
         self._check()
         for error in self._failures.values():
             raise error
+
+    async def _end_input(self, *shards: LeasedShard) -> None:
+        """Let shards that are to go on later process what was written."""
+        for shard in shards:
+            shard.reading.cancel()
+            shard.coming = 0  # the rest of a run that a limit has cut is never written
+        self._exhaust(*shards, why=FarewellReason.DRAIN)
+        while self._refused is None and not all(shard.gone for shard in shards):
+            await self._changed.wait()
 
     def landed(self) -> str:
         """Describe how many messages this runner's workers have loaded."""
@@ -474,7 +496,9 @@ class LeasedSink(ShardSink):
             self.account.done += len(part.messages)
         elif part.error in shard.settled:
             shard.settled.remove(part.error)
-        elif shard.worker.stopping:
+        elif shard.worker.stopping or (
+            self._leaving and isinstance(part.error, NotCommitted)
+        ):
             return  # the shard's next owner finds out what is wrong with them
         elif isinstance(part.error, OF_A_MESSAGE):
             if all(one.error is not part.error for one in shard.given_up):

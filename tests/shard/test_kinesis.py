@@ -62,7 +62,7 @@ def runner(
 ) -> Pipeline:
     """Return a runner; by default it ends at the end of the stream."""
     leases = table or MemoryLeases()
-    meter = settings.pop("meter", None)
+    meter, limit = settings.pop("meter", None), settings.pop("limit", None)
     settings = {"follow": False, "idle": 0.5, "sync": 5.0, **settings}
     return Pipeline(
         name="p",
@@ -74,6 +74,7 @@ def runner(
             launch=ScriptedLaunch(processors),
             meter=meter,
         ),
+        limit=limit,
     )
 
 
@@ -109,6 +110,31 @@ async def test_stream_is_read_to_where_there_is_no_more() -> None:
     (report,) = await run_all(runner(stream, processors, table))
     assert report.ledger[0].produced == 10
     check_all(processors, stream, 50)
+
+
+@pytest.mark.parametrize("limit", range(1, 13))
+def test_limited_load_of_a_stream_is_continued(
+    monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    """
+    No shard ends before all its records are processed, be it that the limit cuts the
+    last ones that were read (issue 25).
+    """
+
+    @virtually
+    async def test() -> None:
+        stream, table, processors = stream_of(2, 12), MemoryLeases(), Processors()
+        stream.split(FIRST)
+        one = runner(stream, processors, table, limit=limit, max_records=5)
+        (report,) = await run_all(one)
+        assert report.status == "done", report.error
+        assert report.ledger[-1].made == limit
+        (report,) = await run_all(runner(stream, processors, table))
+        assert report.status == "done", report.error
+        check_all(processors, stream, 12)
+        assert sum(map(len, processors.done.values())) == 12
+
+    test(monkeypatch)
 
 
 @virtually

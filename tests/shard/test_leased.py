@@ -130,7 +130,7 @@ def runner(
     **settings: Any,  # noqa: ANN401 - passed on
 ) -> Pipeline:
     """Return a runner of the load."""
-    keeper = settings.pop("keeper", None)
+    keeper, limit = settings.pop("keeper", None), settings.pop("limit", None)
     sink = settings.pop("sink", None) or LeasedSink(
         STAGE,
         cut=Cut(3, "/user"),
@@ -139,7 +139,7 @@ def runner(
         launch=ScriptedLaunch(processors),
         **settings,
     )
-    return Pipeline(name="p", source=source or Numbered(), sink=sink)
+    return Pipeline(name="p", source=source or Numbered(), sink=sink, limit=limit)
 
 
 def check_whole(processors: Processors) -> None:
@@ -271,6 +271,39 @@ async def test_drained_runner_hands_all_over() -> None:
     check_whole(processors)
     for shard, done in before.items():
         assert processors.done[shard].count(done[0]) == 1
+
+
+@virtually
+async def test_limited_runner_processes_all_before_the_limit() -> None:
+    """Its shards go on with the next run, which loads nothing again (issue 25)."""
+    table, processors = MemoryLeases(), Processors(every=4)
+    for name in "ab":
+        (report,) = await run_all(runner(table, processors, name, limit=10))
+        assert report.status == "done", report.error
+        assert report.ledger[-1].made == 10
+        assert "output incomplete" in str(report)
+    assert "shardEnded" not in [action for _, action in processors.actions]
+    assert not any(lease.ended or lease.owner for lease in table.read())
+
+    (report,) = await run_all(runner(table, processors, "c"))
+    assert report.status == "done", report.error
+    check_whole(processors)
+    assert sum(map(len, processors.done.values())) == COUNT
+
+
+@virtually
+async def test_limited_runner_whose_workers_commit_nothing() -> None:
+    """What they have processed is unprocessed, as in a drained run (issue 25)."""
+
+    class Silent(Processors):
+        async def _checkpoint(self, *_: object) -> None:
+            pass
+
+    processors = Silent()
+    (report,) = await run_all(runner(MemoryLeases(), processors, limit=10))
+    assert report.error is None
+    assert (report.ledger[-1].made, report.ledger[-1].unprocessed) == (0, 10)
+    assert sum(map(len, processors.done.values())) == 10
 
 
 @pytest.mark.parametrize("leased", [False, True])
