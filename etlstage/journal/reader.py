@@ -44,6 +44,7 @@ from etlstage.sequencing import (
     ProducerState,
     ReadUncommitted,
     Sequencer,
+    UnexpectedEnd,
     clock_at,
 )
 from etlstage.settings.units import READER_NAME, is_reader_name
@@ -689,9 +690,23 @@ class SoundMessages(ReadUncommitted):
         """Return the next message, or None if the reader has none yet."""
         return self._sound(super().poll)
 
+    def _receive(self, data: bytes | None) -> None:
+        held, reader = len(self._buffer), self._reader
+        if data == b"" and held and reader.whole and reader.offset != reader.at:
+            # Some framings would take what is cut off for the end of a message.
+            offset = self._buffer.offset
+            self._buffer.jump(reader.offset)
+            error = UnexpectedEnd(
+                "unexpected EOF", framing=self._spec.content_type, offset=offset
+            )
+            error.journal, error.end = self._spec.name, offset + held
+            raise error
+        super()._receive(data)
+
     def _take(self, end: type[Exception]) -> Envelope | None:
-        found, buffer = super()._take(end), self._buffer
-        if found is not None or not len(buffer) or not self._reader.whole:
+        found, buffer, reader = super()._take(end), self._buffer, self._reader
+        whole = reader.whole and reader.offset == reader.at  # up to a group's end
+        if found is not None or not len(buffer) or not whole:
             return found
         buffer.feed_end()
         try:
@@ -699,11 +714,11 @@ class SoundMessages(ReadUncommitted):
         except EOFError:
             return None
         except FrameError as error:
-            error.end = self._reader.offset
+            error.end = reader.offset
             raise
         finally:
             buffer.ended = False
-            buffer.jump(self._reader.offset)
+            buffer.jump(reader.offset)
 
     def _sound(self, read: Callable[[], T]) -> T:
         while True:

@@ -92,7 +92,7 @@ class FolderStorage:
         self._open: OrderedDict[str, int] = OrderedDict()
         # Files whose name is durable.
         self._named: set[str] = set()
-        self._locks: dict[str, tuple[Lock, int]] = {}
+        self._locks: dict[str, tuple[RLock, int]] = {}
         # By handle of a lock that is held, the process that took it.
         self._held: dict[int, int] = {}
         self._guard = RLock()
@@ -193,10 +193,11 @@ class FolderStorage:
     @contextmanager
     def locked(self, path: str) -> Iterator[None]:
         """Lock a file; ``flock`` does not exclude threads, so they have a lock, too."""
+        # The thread's own: an interrupted append may hold it when the set is closed.
         with self._guard:
             self._close_inherited()
             if path not in self._locks:
-                self._locks[path] = Lock(), self._new(path)
+                self._locks[path] = RLock(), self._new(path)
             lock, fd = self._locks[path]
         with lock:
             if self._locks.get(path) != (lock, fd):  # closed while we waited
@@ -290,7 +291,7 @@ class MemoryStorage:
         self.files: dict[str, bytearray] = {}
         self.faults: deque[tuple[str, OSError, int]] = deque()
         self.synced: dict[str, int] = {}
-        self._locks: dict[str, Lock] = {}
+        self._locks: dict[str, RLock] = {}
         self._held: dict[str, int] = {}
         self._numbers = count()
 
@@ -345,7 +346,7 @@ class MemoryStorage:
     @contextmanager
     def locked(self, path: str) -> Iterator[None]:
         """Lock out other threads."""
-        with self._locks.setdefault(path, Lock()):
+        with self._locks.setdefault(path, RLock()):
             yield
 
     def hold(self, path: str, *, take: bool = False) -> int | None:

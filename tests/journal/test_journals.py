@@ -47,6 +47,7 @@ from etlstage.sequencing import (
     Clock,
     FrameError,
     JsonMessage,
+    UnexpectedEnd,
     clock_at,
 )
 from tests.patience import HANG
@@ -1213,6 +1214,29 @@ def test_invalid_end_is_reported_once(
         assert str(error).endswith(reason)
         found = verify(journals, "orders/part-000")
         assert (found.committed, found.damaged) == (1, 1)
+
+
+def test_record_that_the_end_of_a_range_cuts() -> None:
+    """It is an error, although a last record needs no newline (issue 24)."""
+    with memory(content_type="text/csv") as journals:
+        journals.append("orders/part-000", f"{NO_UUID},12345\n".encode())
+        end = journals.log("orders/part-000").end()
+        for cut in (1, 3):
+            with pytest.raises(UnexpectedEnd):
+                next(journals.read_uncommitted("orders/part-000", end=end - cut))
+
+
+def test_set_is_closed_where_an_append_was_interrupted(tmp_path: Path) -> None:
+    """The thread that closes it still has the lock, which is free then (issue 24)."""
+    for storage in (FolderStorage(tmp_path / "set"), MemoryStorage()):
+        journals = Journals(storage=storage, name="orders")
+        name = journals.select()[0].name
+        journals.append(name, b"1\n")
+        section = journals.start_append(name)
+        journals.close()
+        with storage.locked(journals.log(name).lock):
+            pass
+        section.abandon()
 
 
 @pytest.mark.parametrize("follow", [True, False])
