@@ -64,6 +64,16 @@ extract:
   dialect: {mode: plain}
 load: {worker: {command: [python, processor.py]}, dialect: kcl}
 """
+RETRIED = """\
+name: retried
+state: state
+extract: {worker: {command: [seq, "9"]}}
+load:
+  worker: {command: [python, processor.py]}
+  dialect: {name: kcl, max_uncommitted: 4}
+  restart: {max: 30, delay: 10ms}
+  on_error: {retries: 0, then: dead_letter, budget: 100}
+"""
 # It commits the first record, and may never leave.
 PARTIAL = """\
 import sys, time
@@ -117,3 +127,24 @@ def test_signal_ends_a_wait_for_the_last_commit(start: Started, tmp_path: Path) 
     assert process.returncode == 4, err
     assert "accounted for: 1 loaded, 8 unprocessed" in out
     assert "endless: drained in " in out
+
+
+def test_signal_leaves_letters_that_are_not_committed(
+    start: Started, tmp_path: Path
+) -> None:
+    """A retry that is drained keeps those that it may not have loaded (issue 25)."""
+    (tmp_path / "letters.yaml").write_text(RETRIED)
+    failing = PARTIAL.replace(
+        "if not self.given:", "raise SystemExit(7)\n        if 1:"
+    )
+    (tmp_path / "processor.py").write_text(failing)
+    start("run", "letters.yaml").communicate()
+    (tmp_path / "processor.py").write_text(PARTIAL)
+    process = start("dlq", "retry", "letters.yaml")
+    wait_for(process.stderr, "all are given")
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate()
+    assert process.returncode == 4, err
+    assert out.startswith("0 dead letters passed\n")
+    out, _ = start("dlq", "ls", "letters.yaml").communicate()
+    assert out.endswith("\n9 dead letters\n")
