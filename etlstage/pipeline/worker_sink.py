@@ -199,6 +199,7 @@ class WorkerSink(Sink):
 class FinishingSink(Sink):
     """Waits at its end for the workers' last commits, unless the run is drained."""
 
+    withheld: bool = False  # declared anew, as it is assigned here
     _why: FarewellReason = FarewellReason.ENDED
     """The reason given to the workers at the end of the input."""
     _failure: EtlstageError | None = None
