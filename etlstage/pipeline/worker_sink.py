@@ -32,7 +32,14 @@ from etlstage.telemetry import Meter
 from etlstage.telemetry.log import Log
 from etlstage.transport import Launch, launch_worker
 
-__all__ = ("CommittingSink", "FinishingSink", "WorkerSink", "check_ends", "tell")
+__all__ = (
+    "CommittingSink",
+    "FinishingSink",
+    "WorkerSink",
+    "check_ends",
+    "log_uncommitted",
+    "tell",
+)
 
 _log = Log()
 
@@ -196,6 +203,11 @@ class WorkerSink(Sink):
         self._outputs += count
 
 
+def log_uncommitted(error: NotCommitted) -> None:
+    """Log why a worker has not committed what it was given before the run's limit."""
+    _log.warning("messages not committed", stage=error.stage, error=str(error))
+
+
 class FinishingSink(Sink):
     """Waits at its end for the workers' last commits, unless the run is drained."""
 
@@ -268,6 +280,8 @@ class FinishingSink(Sink):
         stopped = self._stopping or self._drained
         if not (stopped and isinstance(error, NotCommitted)):
             self._failure = self._failure or error
+        elif not self._drained:
+            log_uncommitted(error)
 
     def _check(self) -> None:
         if self._failure is not None:

@@ -44,6 +44,7 @@ from etlstage.errors import (
 from etlstage.messages import AnnotatedRun, Run
 from etlstage.pipeline.dead_letter.policy import OF_A_MESSAGE
 from etlstage.pipeline.interfaces import Source
+from etlstage.pipeline.worker_sink import log_uncommitted
 from etlstage.protocol.events import FarewellReason
 from etlstage.shard.cut import Cut, RecordRun, number_of, position_at, wrong_key
 from etlstage.shard.holder import Duty, LeaseHolder
@@ -496,10 +497,12 @@ class LeasedSink(ShardSink):
             self.account.done += len(part.messages)
         elif part.error in shard.settled:
             shard.settled.remove(part.error)
-        elif shard.worker.stopping or (
-            self._leaving and isinstance(part.error, NotCommitted)
-        ):
+        elif shard.worker.stopping:
             return  # the shard's next owner finds out what is wrong with them
+        elif self._leaving and isinstance(part.error, NotCommitted):
+            self.withheld = True
+            log_uncommitted(part.error)
+            return
         elif isinstance(part.error, OF_A_MESSAGE):
             if all(one.error is not part.error for one in shard.given_up):
                 shard.given_up.append(part)

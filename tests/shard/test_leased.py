@@ -300,8 +300,11 @@ async def test_limited_runner_whose_workers_commit_nothing() -> None:
             pass
 
     processors = Silent()
-    (report,) = await run_all(runner(MemoryLeases(), processors, limit=10))
-    assert report.error is None
+    with capture_logs() as logs:
+        (report,) = await run_all(runner(MemoryLeases(), processors, limit=10))
+    assert (report.error, report.status) == (None, "drained")
+    warned = {one["error"] for one in logs if one["event"] == "messages not committed"}
+    assert len(warned) == len(processors.done)
     assert (report.ledger[-1].made, report.ledger[-1].unprocessed) == (0, 10)
     assert sum(map(len, processors.done.values())) == 10
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import anyio
 import pytest
+from structlog.testing import capture_logs
 
 from etlstage.errors import NotCommitted, StateUnusable
 from etlstage.messages import Position, Run, StageKind
@@ -325,10 +326,12 @@ def test_limited_load_waits_for_its_first_messages(
         sink = uncommitted(processors, sharded=sharded)
         source = Records()
         pipeline = Pipeline(name="p", source=source, sink=sink, limit=limit)
-        with anyio.fail_after(COUNT):
+        with anyio.fail_after(COUNT), capture_logs() as logs:
             (report,) = await run_all(pipeline)
         assert report.error is None
         assert report.status == ("done" if made else "drained")
+        warned = {one["event"] for one in logs if one["log_level"] == "warning"}
+        assert warned == (set() if made else {"messages not committed"})
         assert [action for _, action in processors.actions][-2:] == [
             "shutdownRequested",
             "leaseLost",
