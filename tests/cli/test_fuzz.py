@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -131,17 +132,24 @@ def test_replay_goes_on_after_a_program_that_is_gone(
     assert played.stdout.endswith("3 cases: 0 fixed, 3 failed\n")
 
 
+WORKER = sys.executable, "-S", "worker.py"
+
+
+def keep_fixed_case(etlstage: Etlstage, path: Path) -> tuple[Path, dict[str, Any]]:
+    """Keep a case of a worker, mend that; return the folder of cases, and the case."""
+    (path / "worker.py").write_text(READS.format(how="upper"))
+    etlstage("fuzz", "--seed", "1", "--", *WORKER, code=1)
+    (path / "worker.py").write_text(LINES)
+    folder = path / ".etlstage" / "failures"
+    (kept,) = folder.glob("*.json")
+    return folder, json.loads(kept.read_bytes())
+
+
 def test_replay_goes_on_after_a_case_that_can_not_be_read(
     etlstage: Etlstage, tmp_path: Path
 ) -> None:
     """It is named, as when its pipeline is gone, and the exit code is 2 (issue 26)."""
-    worker = tmp_path / "worker.py"
-    worker.write_text(READS.format(how="upper"))
-    words = sys.executable, "-S", "worker.py"
-    assert etlstage("fuzz", "--seed", "1", "--", *words).returncode == 1
-    folder = tmp_path / ".etlstage" / "failures"
-    (kept,) = folder.glob("*.json")
-    plain = json.loads(kept.read_bytes())
+    folder, plain = keep_fixed_case(etlstage, tmp_path)
     others = (
         {"file": "gone.yaml", "stage": "upper"},
         plain["worker"] | {"dialect": None},
@@ -150,7 +158,6 @@ def test_replay_goes_on_after_a_case_that_can_not_be_read(
         (folder / f"{name}.json").write_text(json.dumps(plain | {"worker": other}))
     (folder / "bbb.json").write_text("{")
     (folder / "ccc.json").write_text("[" * 100_000)
-    worker.write_text(LINES)
     played = etlstage("replay", code=2)
     fixed, total = played.stdout.splitlines()
     assert fixed.startswith("FIXED  ")
@@ -166,17 +173,10 @@ def test_search_goes_on_after_a_case_that_can_not_be_read(
     etlstage: Etlstage, tmp_path: Path
 ) -> None:
     """It is named and stays; the worker's other cases are played (issue 26)."""
-    worker = tmp_path / "worker.py"
-    worker.write_text(READS.format(how="upper"))
-    words = sys.executable, "-S", "worker.py"
-    assert etlstage("fuzz", "--seed", "1", "--", *words).returncode == 1
-    folder = tmp_path / ".etlstage" / "failures"
-    (kept,) = folder.glob("*.json")
-    plain = json.loads(kept.read_bytes())
+    folder, plain = keep_fixed_case(etlstage, tmp_path)
     (folder / "aaa.json").write_text(json.dumps(plain | {"found": "unknown"}))
     (folder / "bbb.json").write_text("{")
-    worker.write_text(LINES)
-    done = etlstage("fuzz", "--max-examples", "5", "--", *words)
+    done = etlstage("fuzz", "--max-examples", "5", "--", *WORKER)
     assert done.returncode == 0
     unknown, rubbish = done.stderr.splitlines()
     for line, name in ((unknown, "aaa"), (rubbish, "bbb")):

@@ -99,16 +99,21 @@ kcl.run(Partial())
 """
 
 
+def drained(start: Started, *words: str) -> str:
+    """Send a command a signal when its processor has what it takes; return its stdout."""
+    process = start(*words)
+    wait_for(process.stderr, "all are given")
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate()
+    assert process.returncode == 4, err
+    return out
+
+
 def test_signal_leaves_what_is_not_committed(start: Started, tmp_path: Path) -> None:
     """The load is drained, and the next run delivers the rest again (issue 25)."""
     (tmp_path / "endless.yaml").write_text(ENDLESS)
     (tmp_path / "processor.py").write_text(PARTIAL)
-    process = start("run", "endless.yaml")
-    wait_for(process.stderr, "all are given")
-    process.send_signal(signal.SIGTERM)
-    out, err = process.communicate()
-
-    assert process.returncode == 4, err
+    out = drained(start, "run", "endless.yaml")
     assert "accounted for: 1 loaded, 4 unprocessed" in out
     assert "endless: drained in " in out
 
@@ -119,12 +124,7 @@ def test_signal_ends_a_wait_for_the_last_commit(start: Started, tmp_path: Path) 
     kcl = "dialect: {name: kcl, max_uncommitted: 4}"
     (tmp_path / "ended.yaml").write_text(text.replace("dialect: kcl", kcl))
     (tmp_path / "processor.py").write_text(PARTIAL)
-    process = start("run", "ended.yaml")
-    wait_for(process.stderr, "all are given")
-    process.send_signal(signal.SIGTERM)
-    out, err = process.communicate()
-
-    assert process.returncode == 4, err
+    out = drained(start, "run", "ended.yaml")
     assert "accounted for: 1 loaded, 8 unprocessed" in out
     assert "endless: drained in " in out
 
@@ -134,17 +134,11 @@ def test_signal_leaves_letters_that_are_not_committed(
 ) -> None:
     """A retry that is drained keeps those that it may not have loaded (issue 25)."""
     (tmp_path / "letters.yaml").write_text(RETRIED)
-    failing = PARTIAL.replace(
-        "if not self.given:", "raise SystemExit(7)\n        if 1:"
-    )
+    failing = PARTIAL.replace("        if not", "        sys.exit(7)\n        if not")
     (tmp_path / "processor.py").write_text(failing)
     start("run", "letters.yaml").communicate()
     (tmp_path / "processor.py").write_text(PARTIAL)
-    process = start("dlq", "retry", "letters.yaml")
-    wait_for(process.stderr, "all are given")
-    process.send_signal(signal.SIGTERM)
-    out, err = process.communicate()
-    assert process.returncode == 4, err
+    out = drained(start, "dlq", "retry", "letters.yaml")
     assert out.startswith("0 dead letters passed\n")
     out, _ = start("dlq", "ls", "letters.yaml").communicate()
     assert out.endswith("\n9 dead letters\n")
