@@ -125,14 +125,11 @@ class EpochTable:
             if connection.columns(self._epochs) is None:
                 connection.execute(f"CREATE TABLE {self._epochs} ({_COLUMNS})")
             found = self._found(connection)
-            # Where the load continues, an empty table is no output, as an empty folder.
-            if (
-                columns is not None
-                and not adds
-                and (
-                    connection.has_rows(self._table) if self._moved_from else not found
-                )
-            ):
+            others = found is None
+            if columns is not None and self._moved_from:
+                # The load may be known from another table. One without rows is no output.
+                others = connection.has_rows(self._table)
+            if columns is not None and others and not adds:
                 return taken(f"table {self._table}", self._moved_from, remedy="drop")
             if found is None:
                 connection.execute(

@@ -473,6 +473,23 @@ async def test_load_that_continues_elsewhere_replaces_nothing(
     assert spark.read.parquet(str(out)).count() == 2
 
 
+async def test_load_that_continues_in_a_catalog_table(spark: SparkSession) -> None:
+    """Without rows it is taken as one that is missing (issue 23)."""
+    table = "sink_continued"
+    epochs = Epochs("ab", 3, once=False, check=lambda: None, moved_from="table a")
+    spark.sql(f"create table {table} (value string) using parquet")
+    try:
+        sink = DataFrameSink(spark, Destination(table=table, mode="error"))
+        sink.begin(epochs)
+        await load(sink, [b"1"])
+        sink = DataFrameSink(spark, Destination(table=table, mode="overwrite"))
+        sink.begin(epochs)
+        assert "exists already, and nothing is replaced there" in await refusal(sink)
+        assert spark.table(table).count() == 1
+    finally:
+        spark.sql(f"drop table {table}")
+
+
 def test_stream_that_continues_where_nothing_can_be_looked_at(
     out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
