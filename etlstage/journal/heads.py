@@ -20,7 +20,7 @@ from etlstage.block import BLOCK_HEAD, block_head
 from etlstage.journal.errors import JournalDamaged
 from etlstage.journal.journals import Journals
 from etlstage.journal.log import HEAD, Group, JournalLog
-from etlstage.journal.reader import LogReader, OnError, SoundMessages
+from etlstage.journal.messages import LogReader, OnError, SoundMessages
 from etlstage.journal.run import RunFraming
 from etlstage.sequencing import (
     FIXED_FRAME_HEADER_LENGTH,

@@ -32,15 +32,8 @@ from etlstage.errors import ConfigError, guess
 from etlstage.journal.broker import Broker, BrokerLog
 from etlstage.journal.errors import JournalError, LimitReached, flaw_of, typed
 from etlstage.journal.log import ByteLog, JournalLog
-from etlstage.journal.reader import (
-    CommittedReader,
-    LogReader,
-    OnError,
-    Registered,
-    SoundMessages,
-    Start,
-    registered,
-)
+from etlstage.journal.messages import LogReader, OnError, SoundMessages
+from etlstage.journal.reader import CommittedReader, Registered, Start, registered
 from etlstage.journal.retention import Keep, Retention, limit_of, sync_of
 from etlstage.journal.run import RunFraming, RunMessage
 from etlstage.journal.storage import FolderStorage, MemoryStorage, Storage

@@ -18,7 +18,7 @@ from etlstage.errors import ConfigError, EtlstageError
 from etlstage.journal import AppendInDoubt, Journals, OffsetGone, Publisher, modulo
 from etlstage.journal.account import lags, verify
 from etlstage.journal.log import Group, JournalLog
-from etlstage.journal.reader import LogReader
+from etlstage.journal.messages import LogReader
 
 pytestmark = pytest.mark.core
 

@@ -19,7 +19,7 @@ from etlstage.journal import (
 )
 from etlstage.journal.account import lags
 from etlstage.journal.log import HEAD, MAX_GROUP, JournalLog
-from etlstage.journal.reader import LogReader
+from etlstage.journal.messages import LogReader
 from etlstage.journal.storage import Storage
 from etlstage.sequencing import JournalSpec
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar
 from etlstage.errors import ConfigError
 from etlstage.journal import Journals
 from etlstage.journal.errors import JournalDamaged, JournalError
-from etlstage.journal.reader import OnError
+from etlstage.journal.messages import OnError
 from etlstage.pipeline.journal_settings import Appending, start_problems
 from etlstage.sequencing import FrameError
 from etlstage.settings.definition import Definition, Section, broken
