@@ -1,8 +1,9 @@
 """
 Write ``tests/RELIABILITY.md``: ``python -m tests.reliability``; this takes long.
 
-Runs seeds of the simulation, and searches for each planted bug. The section about the
-crash matrix is written separately, with ``--kills``, from the files that ``python -m
+Runs seeds of the simulation, and searches for each planted bug. With ``--ran FILE`` what
+was interrupted goes on behind the last seed of the file. The section about the crash
+matrix is written separately, with ``--kills``, from the files that ``python -m
 tests.crash --write FILE`` has written.
 """
 
@@ -22,10 +23,10 @@ from typing import Final
 
 from etlstage import __version__
 from tests.reliability.planted import Found, bugs, find
-from tests.simulate.__main__ import run_seeds
+from tests.simulate.__main__ import PIECE, run_seeds
 from tests.simulate.pipelines import STEPS, any_pipeline
 
-__all__ = ("main",)
+__all__ = ("main", "run")
 
 PAGE: Final = Path(__file__).parents[1] / "RELIABILITY.md"
 _KILLS: Final = "\n## Crash matrix\n"
@@ -49,6 +50,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--search", type=int, default=5000, help="seeds for a bug")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument(
+        "--ran",
+        metavar="FILE",
+        type=Path,
+        help="add the seeds that were run to FILE, and go on behind those in it",
+    )
+    parser.add_argument(
         "--kills",
         metavar="FILE",
         nargs="+",
@@ -60,17 +67,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.kills:
         PAGE.write_text("\n".join((f"{others}{_KILLS}", *_killed(chosen.kills))))
         return 0
+    seeds = range(chosen.first, chosen.first + chosen.seeds)
+    failed, seconds = run(seeds, chosen.jobs, chosen.ran)
     found: list[Found] = []
     with ThreadPoolExecutor(chosen.jobs) as pool:
         for one in pool.map(partial(find, seeds=chosen.search), bugs()):
             found.append(one)
             _tell(f"{one.bug.subject}: {one.bug.name}: {_after(one)}")
-    seeds, failed, seconds = range(chosen.first, chosen.first + chosen.seeds), 0, 0.0
-    for stories, spent in run_seeds(seeds, chosen.jobs):
-        failed += len(stories)
-        seconds += spent
-        for story in stories:
-            _tell(story)
     ran = (
         f"Seeds {seeds.start:,} to {seeds.stop - 1:,} were run, in {seconds / 60:,.0f}"
         f" minutes of processor time: {failed:,} failed."
@@ -78,6 +81,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parts = (_HEAD, f"{ran}\n", *_matrix(), *_planted(found, chosen.search))
     PAGE.write_text("\n".join(parts) + (f"{_KILLS}{kills}" if kills else ""))
     return 1 if failed else 0
+
+
+def run(seeds: range, jobs: int, file: Path | None) -> tuple[int, float]:
+    """Run what ``file`` lacks of seeds; return how many of all failed, and the seconds."""
+    lines = file.read_text().splitlines() if file and file.exists() else []
+    ran = [json.loads(line) for line in lines]
+    at = seeds.start
+    for first, end, _, _ in ran:
+        if first != at or end > seeds.stop:
+            message = f"{file}: seeds {first} to {end - 1}: expected {at} next"
+            raise SystemExit(message)
+        at = end
+    for stories, spent in run_seeds(range(at, seeds.stop), jobs):
+        end = min(at + PIECE, seeds.stop)
+        ran.append((at, end, len(stories), spent))
+        for story in stories:
+            _tell(story)
+        if file:
+            with file.open("a") as log:
+                log.write(f"{json.dumps(ran[-1])}\n")
+        at = end
+    return sum(failed for *_, failed, _ in ran), sum(spent for *_, spent in ran)
 
 
 def _tell(text: str) -> None:

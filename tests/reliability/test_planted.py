@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 import etlstage
-from tests.reliability.__main__ import PAGE
+from tests.reliability.__main__ import PAGE, run
 from tests.reliability.planted import Bug, bugs, find
 
 PACKAGE = Path(etlstage.__file__).parent
@@ -45,3 +46,19 @@ def test_search_ends_where_nothing_is_found() -> None:
     line = "from __future__ import annotations"
     found = find(Bug("none", "nothing", "errors.py", line, line), 3)
     assert (found.seed, found.why) == (None, "")
+
+
+def test_seeds_go_on_behind_those_in_a_file(tmp_path: Path) -> None:
+    """What the file has is not run again; a gap is refused (issue 26)."""
+    file = tmp_path / "ran"
+    failed, first = run(range(2), 1, file)
+    assert failed == 0
+    failed, both = run(range(3), 1, file)
+    assert (failed, both > first) == (0, True)
+    assert [json.loads(line)[:2] for line in file.read_text().splitlines()] == [
+        [0, 2],
+        [2, 3],
+    ]
+    assert run(range(3), 1, file) == (0, both)
+    with pytest.raises(SystemExit, match="seeds 0 to 1: expected 1 next"):
+        run(range(1, 3), 1, file)

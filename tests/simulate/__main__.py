@@ -18,7 +18,7 @@ from tests.simulate import divided, edge, shards
 from tests.simulate.pipelines import any_pipeline
 from tests.simulate.run import simulate, simulate_all
 
-__all__ = ("main", "run_seeds")
+__all__ = ("PIECE", "main", "run_seeds")
 
 RUNS: Final = {
     "pipelines": partial(simulate, any_pipeline),
@@ -26,7 +26,7 @@ RUNS: Final = {
     "divided": partial(divided.simulate, divided.any_divided),
     "shards": partial(shards.simulate, shards.any_runners),
 }
-_PIECE: Final = 100  # seeds that a process runs at a time
+PIECE: Final = 100  # seeds that a process runs at a time
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -91,7 +91,7 @@ def run_seeds(
     seeds: range, jobs: int, what: str = "pipelines"
 ) -> Iterator[tuple[list[str], float]]:
     """Yield the stories of failed seeds, and the processor time, for each piece."""
-    pieces = [seeds[at : at + _PIECE] for at in range(0, len(seeds), _PIECE)]
+    pieces = [seeds[at : at + PIECE] for at in range(0, len(seeds), PIECE)]
     run = partial(simulate_all, RUNS[what])
     if jobs == 1:
         yield from map(run, pieces)
