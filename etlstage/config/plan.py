@@ -265,8 +265,10 @@ def _exchanges(stage: Stage) -> str:
         return f"up to {most} at a time; each is done when its worker commits it"
     batches = stage.dialect.shape.batches
     given = f"batches of {stage.batch}" if batches else "one message at a time"
-    alone = stage.kind is StageKind.LOAD and stage.window is None
-    return f"{given}; sent ahead: {'none' if alone else stage.shown('window')}"
+    if stage.dialect.connection is not None:
+        return given  # the bound is among the settings of the dialect
+    alone = stage.kind is StageKind.LOAD or stage.dialect.shape is Shape.ASKED_BATCH
+    return f"{given}; sent ahead: {'1' if alone else stage.shown('window')}"
 
 
 def _dialect(dialect: Dialect) -> str:

@@ -138,8 +138,9 @@ class Stage(Definition):
     the key that the source provides with the message."""
     window: Annotated[Window, Place.FED | Place.WRITE] = None
     """Maximum number of exchanges sent ahead of their replies. Automatic: 1 for a load
-    stage, else as many as the worker answers in a moment. A load worker with markers
-    gets one at a time, whatever the number."""
+    stage, else as many as the worker answers in a moment. A load worker with markers,
+    or one that requests each message with BNC, gets one at a time, whatever the number;
+    with cocaine, ``dialect.concurrency`` is the number instead."""
     timeout: Annotated[Timeouts, _PROGRAM] = field(default_factory=Timeouts)
     """How long a worker may take for each of its tasks."""
     restart: Annotated[RestartPolicy, _PROGRAM] = field(default_factory=RestartPolicy)

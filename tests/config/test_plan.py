@@ -74,9 +74,33 @@ def test_workers(tmp_path: Path) -> None:
         "env": "A, B",
     }
     assert about(keep)["runs"] == f"{tmp_path}/keep"
-    assert about(keep)["answers"] == "one message at a time; sent ahead: 2"
+    assert about(keep)["answers"] == "one message at a time; sent ahead: 1"
     assert about(keep)["errors"] == "2 retries, then the run fails"
     assert [p.dead_letters for p in (extract, upper, keep)] == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("keys", "ahead"),
+    [
+        ("", ("auto", "1")),
+        ("window: 3", ("3", "1")),
+        ("batch: {size: 5}, window: 3", ("3", "1")),
+        ("batch: {size: 5}, dialect: {driver: worker}, window: 3", ("1", "1")),
+        ("dialect: {name: cocaine}, window: 3", ("", "")),
+    ],
+)
+def test_exchanges_sent_ahead(
+    tmp_path: Path, keys: str, ahead: tuple[str, str]
+) -> None:
+    """The plan shows how many a worker is sent at most, if window decides (issue 26)."""
+    text = (
+        "name: letters\nextract: {worker: {command: [cat]}}\n"
+        f"transform: [{{worker: {{command: [cat]}}, {keys}}}]\n"
+        f"load: {{worker: {{command: [cat]}}, {keys}}}\n"
+    )
+    _, *stages = plan(tmp_path, text).parts
+    shown = tuple(about(part)["answers"].partition("ahead: ")[2] for part in stages)
+    assert shown == ahead
 
 
 FRAMES = """\
