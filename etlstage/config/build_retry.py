@@ -23,7 +23,7 @@ from etlstage.pipeline.dead_letter.retry import Retry, UnderWay, record_noted
 from etlstage.pipeline.dead_letter.store import SETTLED
 from etlstage.pipeline.delivery import position
 from etlstage.pipeline.delivery.delivery import Delivery
-from etlstage.pipeline.delivery.place import same_output
+from etlstage.pipeline.delivery.place import loaded_elsewhere, same_output
 from etlstage.pipeline.interfaces import Epochs
 from etlstage.pipeline.pipeline import Pipeline
 
@@ -106,8 +106,8 @@ class Retries:
             and not same_output(found.output, output)
         ):
             raise StateUnusable(
-                f"retry {number} that was interrupted can't be repeated: it has loaded"
-                f" into {found.output}, not into {output}; complete it with the old"
+                f"retry {number} that was interrupted can't be repeated:"
+                f" {loaded_elsewhere(found.output, output)}; complete it with the old"
                 f" settings, or remove {UnderWay.path(self.state)}"
             )
         UnderWay(number, output, letter_time()).store(self.state)

@@ -202,6 +202,10 @@ load: {{files: {{path: out, format: text, mode: append}}}}
         "retry 1 that was interrupted can't be repeated: it has loaded into text"
         in (error)
     )
+    assert (
+        "other (if it was moved there, link its old path to the new one); complete it"
+        " with the old settings, or remove "
+    ) in error
     assert rows("other") == []
     place = part.state / FOLDER / SETTLED / "retry.json"
     stored = place.read_text()

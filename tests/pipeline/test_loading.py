@@ -239,7 +239,11 @@ class Followed(Numbers):
 
 
 async def test_end_that_is_recorded_but_not_moved(tmp_path: Path) -> None:
-    """Its last epoch is not left behind when the output changes (issue 23)."""
+    """
+    Its last epoch is not left behind when the output changes (issue 23).
+
+    One that was moved is known by a link in its old place.
+    """
 
     async def load(
         out: str, count: int, *, once: bool = True, step: str = "none"
@@ -264,7 +268,19 @@ async def test_end_that_is_recorded_but_not_moved(tmp_path: Path) -> None:
     for refused in await load("b", 30), await load("a", 30, once=False):
         assert isinstance(refused.error, StateUnusable)
         assert "complete it with the old settings" in str(refused.error)
-    assert (await load("a", 20)).status == "done"
+    (tmp_path / "a").rename(tmp_path / "moved")
+    refused = await load("moved", 20)
+    assert (
+        str(refused.error)
+        .partition(": ")[2]
+        .startswith(
+            f"it has loaded into text {tmp_path}/a, not into text {tmp_path}/moved (if it was"
+            " moved there, link its old path to the new one); complete it with the old"
+            " settings, or delete its record with 'etlstage state reset "
+        )
+    )
+    (tmp_path / "a").symlink_to(tmp_path / "moved")
+    assert (await load("moved", 20)).status == "done"
     assert (await load("b", 30)).status == "done"
     assert (rows("a"), rows("b")) == ([*range(20)], [*range(20, 30)])
 

@@ -30,7 +30,7 @@ from typing import BinaryIO, Final, Self
 from etlstage.errors import StateUnusable, os_reason
 from etlstage.pipeline.delivery.folder import make_ours, opened
 from etlstage.pipeline.delivery.holder import LOCK, Holder, holder_of
-from etlstage.pipeline.delivery.place import same_output
+from etlstage.pipeline.delivery.place import loaded_elsewhere, same_output
 from etlstage.pipeline.delivery.record import CommitRecord, StoppedAt, fence_of
 
 __all__ = ("Bounds", "Delivery", "StateHeld", "take_over", "unusable")
@@ -403,7 +403,7 @@ class Delivery:
             and not found.moved_from
             and not same_output(found.output, output)
         ):
-            differs = f"it has loaded into {found.output}, not into {output}"
+            differs = loaded_elsewhere(found.output, output)
         else:
             return
         raise StateUnusable(

@@ -28,7 +28,14 @@ from typing import Final
 from etlstage.disk import sync, sync_all, sync_up
 from etlstage.settings.units import is_hidden, local_path
 
-__all__ = ("UNRECORDED", "EpochFiles", "has_output", "same_output", "taken")
+__all__ = (
+    "UNRECORDED",
+    "EpochFiles",
+    "has_output",
+    "loaded_elsewhere",
+    "same_output",
+    "taken",
+)
 
 UNRECORDED: Final = "run-"
 """Prefix for the names of loads that are not recorded: no start finishes their moves."""
@@ -52,6 +59,15 @@ def same_output(before: str, now: str) -> bool:
         return os.path.samefile(there, here)
     except OSError:
         return False
+
+
+def loaded_elsewhere(before: str, now: str) -> str:
+    """Return the text of the error that a run can be completed only in its output."""
+    text = f"it has loaded into {before}, not into {now}"
+    (kind, _, old), (what, _, new) = before.partition(" "), now.partition(" ")
+    if kind == what and os.path.isabs(old) and os.path.isabs(new):
+        return f"{text} (if it was moved there, link its old path to the new one)"
+    return text
 
 
 def has_output(path: Path, *, sealed: bool = False) -> bool:
