@@ -6,6 +6,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from importlib import import_module
 from itertools import chain
 from json import JSONDecoder
@@ -272,13 +273,15 @@ def _examine_references(kind: Any, schema: Any, registry: Any) -> None:
     kind_of = import_module("jsonschema.validators").validator_for
     resolver = registry.resolver_with_root(_resource(kind, schema))
     left, seen = [(resolver, kind, schema)], {id(schema)}
-    leads: dict[int, int] = {}
+    leads: dict[int, list[int]] = {}  # to schemas that every document must meet, too
+    named: dict[int, str] = {}
     while left:
         resolver, kind, schema = left.pop()
+        parts = [*_parts(kind, schema)]
         found = [
-            (resolver.in_subresource(_resource(kind, part)), part)
-            for part in _parts(kind, schema)
+            (resolver.in_subresource(_resource(kind, part)), part) for _, part in parts
         ]
+        leads[id(schema)] = [id(part) for key, part in parts if key in _ALWAYS]
         for key, reference in _references(kind, schema):
             to = _target(resolver, reference)
             if id(to.contents) not in seen:
@@ -287,20 +290,23 @@ def _examine_references(kind: Any, schema: Any, registry: Any) -> None:
             if isinstance(to.contents, Mapping):
                 found.append((to.resolver, to.contents))
             if key == "$ref":
-                end = leads[id(schema)] = id(to.contents)
-                while end in leads and end != id(schema):
-                    end = leads[end]
-                if end == id(schema):
-                    raise ConfigError(
-                        f"expect.schema refers to {reference!r}, which leads back to"
-                        " this reference without end; refer to another schema"
-                    )
+                leads[id(schema)].append(id(to.contents))
+                named[id(schema)] = reference
         for resolver, part in found:
             if id(part) not in seen:
                 seen.add(id(part))
                 if (its := kind_of(part, default=kind)) is not kind:
                     _examine(its, part)
                 left.append((resolver, its, part))
+    try:
+        TopologicalSorter(leads).prepare()
+    except CycleError as error:
+        _, circle = error.args
+        *_, reference = (named[at] for at in named if at in circle)
+        raise ConfigError(
+            f"expect.schema refers to {reference!r}, which leads back to this reference"
+            " without end; refer to another schema"
+        ) from None
 
 
 def _target(resolver: Any, reference: str) -> Any:
@@ -332,8 +338,18 @@ _OF_MEMBERS: Final = {
 """Keywords whose value has a schema, or something else, for each of its members."""
 
 
-def _parts(kind: Any, schema: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the schemas in a schema that apply with it, without those below them."""
+_ALWAYS: Final = {"allOf", "extends", "if", "not", "oneOf"}
+"""Keywords whose schemas are all checked against any document that the schema allows."""
+
+
+def _parts(
+    kind: Any, schema: Mapping[str, Any]
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """
+    Yield the schemas in a schema that apply with it, without those below them.
+
+    Each has its keyword with it.
+    """
     # Until draft 7, a reference replaces all that is beside it.
     if "$ref" in schema and "dependentSchemas" not in kind.VALIDATORS:
         return
@@ -347,7 +363,7 @@ def _parts(kind: Any, schema: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
             value = list(value.values())
         for part in value if isinstance(value, list) else [value]:
             if isinstance(part, Mapping):
-                yield part
+                yield key, part
 
 
 def _references(kind: Any, schema: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -110,18 +110,10 @@ def test_type_that_is_a_schema() -> None:
     assert str(checker([b"1"])) == "breaks expect.schema: output 1 does not meet type"
 
 
-@pytest.mark.parametrize(
-    ("schema", "output"),
-    [
-        ({"items": {"$ref": "#"}}, b"[" * 500 + b"]" * 500),
-        ({"allOf": [{"$ref": "#"}]}, b"1"),
-    ],
-)
-def test_output_too_deep_to_be_checked(
-    schema: dict[str, object], output: bytes
-) -> None:
+def test_output_too_deep_to_be_checked() -> None:
     """Such an output breaks the promise; the run goes on (issue 26)."""
-    assert str(Checker(ReplyContract(schema=schema))([output])) == (
+    checker = Checker(ReplyContract(schema={"items": {"$ref": "#"}}))
+    assert str(checker([b"[" * 500 + b"]" * 500])) == (
         "breaks expect.schema: output 1 is nested too deeply to be checked"
     )
 
@@ -277,6 +269,10 @@ def test_reference_that_leads_nowhere(schema: object, reference: str) -> None:
             b'{"a": 1}',
         ),
         ({"$schema": DRAFT_3, "extends": {"type": "object"}}, b"{}"),
+        ({"anyOf": [{"type": "integer"}, {"$ref": "#"}]}, b"1"),
+        ({"allOf": [{"items": {"$ref": "#"}}]}, b"[[]]"),
+        ({"allOf": [{"$ref": "#/$defs/a"}] * 2, "$defs": {"a": {}}}, b"1"),
+        ({"$schema": DRAFT_7, "$ref": DRAFT_7, "allOf": [{"$ref": "#"}]}, b"{}"),
         ({"$schema": DRAFT_3, "dependencies": {"a": {}, "b": "c"}}, b"{}"),
         (
             {
@@ -307,6 +303,16 @@ def test_reference_that_can_be_resolved(schema: object, output: bytes) -> None:
             },
             "#/$defs/a",
         ),
+        ({"allOf": [{"$ref": "#"}]}, "#"),
+        (
+            {
+                "$ref": "#/$defs/a",
+                "$defs": {"a": {"allOf": [True, {"$ref": "#/$defs/a"}]}},
+            },
+            "#/$defs/a",
+        ),
+        ({"not": {"oneOf": [{"if": {"$ref": "#"}}]}}, "#"),
+        ({"$schema": DRAFT_3, "extends": {"extends": [{"$ref": "#"}]}}, "#"),
     ],
 )
 def test_references_without_end(schema: object, reference: str) -> None:
