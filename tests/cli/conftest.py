@@ -145,9 +145,9 @@ def worker(path: Path, text: str) -> None:
 
 def left_behind(folder: Path) -> list[int]:
     """Return the ids of the processes whose working directory is ``folder``."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
+    found, place = [], os.fspath(folder)
+    for name in filter(str.isdigit, os.listdir("/proc")):
         with suppress(OSError):
-            if (process / "cwd").readlink() == folder:
-                found.append(int(process.name))
+            if os.readlink(f"/proc/{name}/cwd") == place:
+                found.append(int(name))
     return found

@@ -99,7 +99,7 @@ class Run:
 
     def reached(self, target: int) -> bool:
         """Return whether ``target`` lines are loaded, or the run has ended."""
-        return self.over or len(loaded(self.folder)) >= target
+        return self.over or count_loaded(self.folder) >= target
 
     def watchdogs(self) -> list[int]:
         """Return its watchdogs."""
@@ -153,10 +153,9 @@ class Run:
 
 def commands() -> Iterator[tuple[int, list[bytes]]]:
     """Yield all processes, and their command lines."""
-    for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            text = (process / "cmdline").read_bytes()
-            yield int(process.name), text.rstrip(b"\0").split(b"\0")
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with suppress(OSError), open(f"/proc/{name}/cmdline", "rb") as file:
+            yield int(name), file.read().rstrip(b"\0").split(b"\0")
 
 
 def wait_until(true: Callable[[], object]) -> None:
@@ -172,6 +171,13 @@ def loaded(folder: Path) -> list[int]:
     with suppress(FileNotFoundError):
         return [int(line) for line in (folder / "loaded").read_text().split("\n")[:-1]]
     return []
+
+
+def count_loaded(folder: Path) -> int:
+    """Return how many lines have been loaded."""
+    with suppress(FileNotFoundError):
+        return (folder / "loaded").read_bytes().count(b"\n")
+    return 0
 
 
 def position(folder: Path) -> int:
