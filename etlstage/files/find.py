@@ -75,12 +75,13 @@ class InputFile(NamedTuple):
     """Columns that are only in the names of folders, with the value of each."""
 
 
-def find(path: str) -> list[InputFile]:
+def find(path: str, folder: str = "") -> list[InputFile]:
     """
     Return the files of an input; blocks.
 
     Args:
         path: A file, a folder, or a pattern.
+        folder: What a relative path is relative to; no part of the pattern.
 
     Raises:
         PartitionsInvalid: If the files are not all partitioned by the same columns, or
@@ -89,7 +90,8 @@ def find(path: str) -> list[InputFile]:
             or a link to nothing, or has a path that is not UTF-8.
 
     """
-    places = [path] if os.path.exists(path) else matching(path)
+    place = os.path.join(folder, path)
+    places = [place] if os.path.exists(place) else matching(path, folder)
     found = [file for place in places for file in _below(Path(place))]
     kinds = {tuple(name for name, _ in file.partition): file for file in found}
     if len(kinds) > 1:
@@ -104,14 +106,17 @@ def find(path: str) -> list[InputFile]:
     return list(once.values())
 
 
-def matching(pattern: str) -> list[str]:
-    """Return the paths that match a pattern of Hadoop without escapes; blocks."""
+def matching(pattern: str, folder: str = "") -> list[str]:
+    """Return the paths in a folder that match a Hadoop pattern without escapes; blocks."""
     braces = (found for found in _BRACES.finditer(pattern) if found[1] is not None)
     if (found := next(braces, None)) is not None:
         before, after = pattern[: found.start()], pattern[found.end() :]
-        inner = (matching(f"{before}{one}{after}") for one in found[1].split(","))
+        inner = (
+            matching(f"{before}{one}{after}", folder) for one in found[1].split(",")
+        )
         return sorted({path for paths in inner for path in paths})
-    return sorted(glob.glob(pattern.replace("[^", "[!")))
+    inside = glob.glob(pattern.replace("[^", "[!"), root_dir=folder)
+    return sorted(os.path.join(folder, path) for path in inside)
 
 
 def _places(files: Sequence[InputFile]) -> list[str]:

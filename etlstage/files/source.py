@@ -63,6 +63,7 @@ class FileSource(Source):
         run_messages: Messages in a run, at most.
         run_bytes: Bytes in a run, at most, unless it is a single message.
         keeps: Whether to yield positions.
+        folder: What a relative path is relative to; no part of the pattern.
 
     """
 
@@ -79,9 +80,11 @@ class FileSource(Source):
         run_messages: int = RUN_MESSAGES,
         run_bytes: int = RUN_BYTES,
         keeps: bool = False,
+        folder: str = "",
     ) -> None:
         super().__init__(name)
-        self._path = path
+        self._inside = path, folder
+        self._path = os.path.join(folder, path)
         self._format = format
         self._schema = schema
         self._columns = columns_of(schema) if schema is not None else []
@@ -156,7 +159,7 @@ class FileSource(Source):
     def identity(self) -> str:
         """Return a digest of the files; reading then fails if they differ. Blocks."""
         try:
-            self._keeps, self._of = True, digests_of(find(self._path))
+            self._keeps, self._of = True, digests_of(find(*self._inside))
         except PartitionsInvalid as error:
             raise self._failed(str(error)) from error
         return self._of[0]
@@ -183,7 +186,7 @@ class FileSource(Source):
         self, first: int, start: int, skipped: int
     ) -> Generator[tuple[Run, _Place, Position], None, None]:
         """Yield runs, each with its place, and the position after it."""
-        files = find(self._path)
+        files = find(*self._inside)
         if not files:
             text = f"there is no file to read at {self._path}"
             if os.path.exists(self._path):

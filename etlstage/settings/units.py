@@ -52,12 +52,15 @@ __all__ = (
     "as_duration",
     "is_hidden",
     "is_reader_name",
+    "literal",
     "local_path",
     "of_files",
 )
 
 FILES: Final = ("avro", "csv", "json", "orc", "parquet", "text", "xml")
 """Formats of Spark that are files in a folder."""
+_SPECIAL: Final = re.compile(r"\A[A-Za-z][A-Za-z0-9+.-]*://[^/]*|([][{}*?\\])")
+"""A character of patterns; or the host of a URL, such as [::1], which is none of it."""
 _READER: Final = 200  # most bytes in the name of a reader
 READER_NAME: Final = (
     f"letters, digits, '-', '_' and '.', which is not first, in up to {_READER} bytes"
@@ -81,6 +84,11 @@ def local_path(path: str) -> Path | None:
     if not found or "/" in scheme:
         return Path(path)
     return Path(rest.removeprefix("//")) if scheme == "file" else None
+
+
+def literal(path: str) -> str:
+    """Return a path or URL for a reader of Spark, which takes it for a pattern."""
+    return _SPECIAL.sub(lambda found: f"\\{found[1]}" if found[1] else found[0], path)
 
 
 def is_reader_name(name: str) -> bool:

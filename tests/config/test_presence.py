@@ -410,6 +410,22 @@ load: {{worker: {{command: [cat]}}}}
     assert errors_of(path, content) == [absent] * (end == "spark")
 
 
+@pytest.mark.parametrize("end", ["files", "spark"])
+def test_folder_whose_name_is_a_pattern(tmp_path: Path, end: str) -> None:
+    """Only the path in the file is a pattern, not the file's folder (issue 23)."""
+    folder = tmp_path / "x[1]{a}*"
+    folder.mkdir()
+    content = f"""\
+name: p
+extract: {{{end}: {{path: "*.txt", format: text}}}}
+load: {{worker: {{command: [cat]}}}}
+"""
+    absent = f"extract.{end}.path: there is no file that matches *.txt"
+    assert errors_of(folder / "p.yaml", content) == [absent]
+    (folder / "a.txt").write_text("a")
+    assert errors_of(folder / "p.yaml", content) == []
+
+
 @pytest.mark.parametrize(
     ("old", "new", "error"),
     [

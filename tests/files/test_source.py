@@ -1407,3 +1407,15 @@ async def test_cells_are_read_alike_at_once_and_by_line(
     with patched.context() as patch:
         patch.setattr(CsvFormat, "_at_once", lambda *_: None)
         assert await messages_of(source) == cut
+
+
+@pytest.mark.parametrize("inside", ["in", "in/*", "{i[n],x}/a.txt"])
+async def test_folder_is_no_pattern(tmp_path: Path, inside: str) -> None:
+    """What a path is relative to may have any name; the path is one (issue 23)."""
+    for name in ("v1x", "v[12]{x,y}*?]"):
+        (tmp_path / name / "in").mkdir(parents=True)
+        (tmp_path / name / "in" / "a.txt").write_text(name)
+    folder = tmp_path / "v[12]{x,y}*?]"
+    source = FileSource(inside, "text", folder=str(folder))
+    assert await messages_of(source) == [folder.name.encode()]
+    assert str(folder) in source.input

@@ -220,3 +220,17 @@ def test_duration_is_written_exactly(seconds: float, written: object) -> None:
 def test_path_of_this_machine(written: str, local: str | None) -> None:
     """A colon ends a scheme only before the first slash (issue 23)."""
     assert units.local_path(written) == (None if local is None else Path(local))
+
+
+@pytest.mark.parametrize(
+    ("path", "pattern"),
+    [
+        ("/a/v,1^-", "/a/v,1^-"),
+        ("[1]/{a,b}*?\\", r"\[1\]/\{a,b\}\*\?\\"),
+        ("hdfs://[::1]:8020/v[1]", r"hdfs://[::1]:8020/v\[1\]"),
+        ("[x]://y", r"\[x\]://y"),
+    ],
+)
+def test_path_that_is_no_pattern(path: str, pattern: str) -> None:
+    """What Hadoop has for patterns is escaped in a path, not in a host (issue 23)."""
+    assert units.literal(path) == pattern

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self
 
 from etlstage.config.end import End, Site, one_load, unrecorded, without_arrow
-from etlstage.config.ends.row import RowSinkKeys, RowSourceKeys, absent_input
+from etlstage.config.ends.row import RowSinkKeys, RowSourceKeys, absent_input, plain
 from etlstage.errors import guess, os_reason
 from etlstage.settings.ddl import DDL, Type, columns_of
 from etlstage.settings.definition import UNREAD, broken
@@ -114,7 +114,7 @@ class FileSourceKeys(RowSourceKeys):
 
         place = look.path(self.path)
         try:
-            return find(str(place)) if place else [], None
+            return find(plain(self.path), str(look.folder)) if place else [], None
         except PartitionsInvalid:
             return [], None  # reported when they are read
         except OSError as error:
@@ -144,8 +144,9 @@ class FileSourceKeys(RowSourceKeys):
 
         messages, size = self.cut(site.pipeline, RUN_MESSAGES, RUN_BYTES)
         return FileSource(
-            str(site.folder / _plain(self.path)),
+            plain(self.path),
             self.format,
+            folder=str(site.folder),
             schema=self.schema_,
             message=self.message,
             key=self.key,
@@ -219,7 +220,7 @@ class FileSinkKeys(RowSinkKeys):
         from etlstage.files.sink import FileSink
 
         return FileSink(
-            site.folder / _plain(self.path),
+            site.folder / plain(self.path),
             self.format,
             mode=self.mode,
             options=self.options,
@@ -313,10 +314,6 @@ def _odd(kind: Type) -> Iterator[Type]:
         yield kind
     for column in kind.inner:
         yield from _odd(column.type)
-
-
-def _plain(path: str) -> str:
-    return str(local_path(path) or path)
 
 
 def _spoken(written: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -18,13 +18,13 @@ from etlstage.settings.ddl import DDL, columns_of
 from etlstage.settings.definition import broken, judged
 from etlstage.settings.kind import Choice, Schema
 from etlstage.settings.problem import Loc, Problem
-from etlstage.settings.units import Count, Duration, Location, Size
+from etlstage.settings.units import Count, Duration, Location, Size, local_path
 
 if TYPE_CHECKING:
     from etlstage.config.model import ExtractKeys, LoadKeys, PipelineKeys
     from etlstage.config.presence import Look
 
-__all__ = ("EpochKeys", "RowSinkKeys", "RowSourceKeys", "absent_input")
+__all__ = ("EpochKeys", "RowSinkKeys", "RowSourceKeys", "absent_input", "plain")
 
 MANY: Final = set("*?[{")
 """Characters that make a path a pattern of files."""
@@ -319,6 +319,11 @@ def _is_own(output: Path, state: Path) -> bool:
     return any(fnmatchcase(first, pattern) for pattern in _OWN)
 
 
+def plain(path: str) -> str:
+    """Return a path without a scheme, which files of this machine may have."""
+    return str(local_path(path) or path)
+
+
 def absent_input(
     path: str, place: Path | None, loc: Loc, look: Look
 ) -> Iterator[Problem]:
@@ -330,5 +335,5 @@ def absent_input(
     if not MANY & set(path):
         if not os.path.exists(place):
             yield look.absent((*loc, "path"), "file or folder", place)
-    elif not matching(str(place)):
+    elif not matching(plain(path), str(look.folder)):
         yield look.absent((*loc, "path"), "file that matches", place)

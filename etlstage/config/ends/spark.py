@@ -15,7 +15,7 @@ from etlstage.config.ends.row import RowSinkKeys, RowSourceKeys, absent_input
 from etlstage.settings.ddl import spark_ddl
 from etlstage.settings.definition import broken
 from etlstage.settings.problem import Loc, Problem
-from etlstage.settings.units import FILES, Location, local_path, of_files
+from etlstage.settings.units import FILES, Location, literal, local_path, of_files
 
 if TYPE_CHECKING:
     from etlstage.config.model import ExtractKeys, LoadKeys, PipelineKeys
@@ -34,6 +34,8 @@ __all__ = (
 )
 
 _ALL: Final = ("local", "spark", "streaming")
+_READ_ONLY: Final = ("binaryfile", "image", "libsvm")
+"""More formats of Spark that are read from files, whose path is a pattern."""
 
 
 def digest(settings: Mapping[str, object]) -> str:
@@ -51,6 +53,12 @@ def _frame_rules(given: Mapping[str, Any], default: str) -> Iterable[Problem]:
     if given and not somewhere and of_files(given.get("format", default)):
         # Without a place, Spark reads format text as an empty DataFrame.
         yield broken((), "needs the key path or the key table")
+
+
+def _takes_pattern(format_: str | None) -> bool:
+    """Return whether a format, by default Spark's own, is read from files."""
+    kind = format_ or "parquet"
+    return of_files(kind) or kind.lower() in _READ_ONLY
 
 
 def _placed(values: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -102,9 +110,8 @@ class SparkSourceKeys(RowSourceKeys):
 
     def missing(self, loc: Loc, look: Look) -> Iterator[Problem]:
         """Yield a problem if the input is files, and there are none."""
-        kind = self.format or "parquet"
         files = self.table is None and look.reads_here
-        if self.path and files and (of_files(kind) or kind.lower() == "binaryfile"):
+        if self.path and files and _takes_pattern(self.format):
             yield from absent_input(self.path, look.path(self.path), loc, look)
 
     def text(self) -> str:
@@ -156,6 +163,10 @@ class SparkSourceKeys(RowSourceKeys):
 
         streaming = site.pipeline.engine == "streaming"
         settings = self._reading(site.folder)
+        place = located(self.path, site.folder) if self.path else None
+        if streaming and place and place != settings["path"] == literal(place):
+            # For a folder without escapes Spark itself does so, to find partitions.
+            settings["options"] = {"basePath": place, **self.options}
         read = partial(read_frame, streaming=streaming, **settings)
         return Origin(
             read=site.sent(read),
@@ -167,12 +178,15 @@ class SparkSourceKeys(RowSourceKeys):
 
     def reading(self, file: Path) -> Self:
         """Return the keys for reading a file of JSON objects."""
+        path = literal(str(file))
         return replace(
-            self, format="json", path=str(file), table=None, options={}, spool=None
+            self, format="json", path=path, table=None, options={}, spool=None
         )
 
     def _reading(self, folder: Path) -> dict[str, Any]:
         """Return the keyword arguments for :func:`read_frame`."""
+        if _takes_pattern(self.format):
+            folder = Path(literal(str(folder)))
         values = _placed(self.given("format", "path", "table", "options"), folder)
         if self.schema_ is not None:
             values["schema"] = spark_ddl(self.schema_)
@@ -323,7 +337,7 @@ class SparkSinkKeys(RowSinkKeys):
         """Return the rows of the Parquet files in a folder."""
         from etlstage.spark.dataframe.read import objects_of, read_frame
 
-        path = str(folder / "rows")
+        path = literal(str(folder / "rows"))
         frame = read_frame(site.session().start(), format="parquet", path=path)
         return objects_of(frame)
 
