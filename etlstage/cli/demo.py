@@ -20,6 +20,7 @@ from etlstage.cli.signals import Signals, interruptible
 from etlstage.config.build import pipeline_from_here
 from etlstage.config.end import located
 from etlstage.config.loader import load
+from etlstage.settings.units import literal
 
 __all__ = ("main",)
 
@@ -84,7 +85,7 @@ def _loaded(
 
     session = Session(**settings)
     try:
-        frame = read_frame(session.start(), format=kind, path=path)
+        frame = read_frame(session.start(), format=kind, path=literal(path))
         best = frame.select(*COLUMNS).sort(SORT_BY, ascending=False)
         return frame.count(), best.head(ROWS)
     finally:

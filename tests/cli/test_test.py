@@ -305,8 +305,12 @@ tests:
 
 @pytest.mark.spark
 @pytest.mark.timeout(300)
-def test_rows(etlstage: Etlstage, tmp_path: Path) -> None:
-    """Spark reads and writes them, in place of the file's own data."""
+def test_rows(
+    etlstage: Etlstage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark reads and writes them, in whatever folder, not the file's own data."""
+    (tmp_path / "t[m]p").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "t[m]p"))
     (tmp_path / "p.yaml").write_text(ROWS)
     result = etlstage("test", "p.yaml")
     assert without_times(result.stdout) == [

@@ -27,7 +27,7 @@ from etlstage.files.csv_format import separator
 from etlstage.files.lines import BLANKS
 from etlstage.pipeline.delivery.place import taken
 from etlstage.pipeline.interfaces import Output
-from etlstage.settings.units import local_path, of_files
+from etlstage.settings.units import literal, local_path, of_files
 from etlstage.spark.dataframe.database import Database, option
 from etlstage.spark.dataframe.read import TIMES
 from etlstage.spark.errors import explain, text_of
@@ -234,7 +234,8 @@ class Destination:
         if kind != "jdbc" and self.path is None and not option(self.options, "path"):
             return False
         try:
-            _ = spark.read.format(kind).options(**self.options).load(self.path).schema
+            path = None if self.path is None else literal(self.path)
+            _ = spark.read.format(kind).options(**self.options).load(path).schema
         except Exception as error:
             # Only of a path in a file system it is known what the error means.
             if not self.marks or "[PATH_NOT_FOUND]" in text_of(error):

@@ -24,7 +24,7 @@ from etlstage.errors import ConfigError, StateUnusable
 from etlstage.pipeline.dead_letter.letter import DeadLetter
 from etlstage.pipeline.delivery.delivery import unusable
 from etlstage.pipeline.delivery.position import load, store
-from etlstage.settings.units import local_path
+from etlstage.settings.units import literal, local_path
 from etlstage.spark.dataframe.schema import with_text
 from etlstage.spark.errors import explain
 from etlstage.spark.task.chain import ROWS, Chain, TaskEnd
@@ -176,7 +176,7 @@ class Staging:
         return rows.select("partition", "place", "note")
 
     def _rows(self, spark: SparkSession) -> DataFrame:
-        return spark.read.schema(ROWS).parquet(self._folder)
+        return spark.read.schema(ROWS).parquet(literal(self._folder))
 
 
 def _pages(sizes: list[tuple[int, int, int]]) -> list[Pages]:

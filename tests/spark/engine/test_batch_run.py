@@ -355,3 +355,33 @@ async def test_staging_that_is_nowhere_is_reported_in_a_line(
     assert isinstance(report.error, StageError)
     assert 'no FileSystem for scheme "nosuch"' in str(report.error)
     assert len(str(report.error).splitlines()) == 1
+
+
+@pytest.mark.parametrize("inside", ["in", "i?"])
+@pytest.mark.parametrize("engine", ["local", "spark", "streaming"])
+async def test_folder_of_the_file_is_no_pattern(
+    spark: SparkSession, tmp_path: Path, engine: str, inside: str
+) -> None:
+    """Input, staging and sink are in it, whatever its name; path is one (issue 23)."""
+    for name in ("v1x", r"v[12]{x,y}\*?]"):
+        folder = tmp_path / name
+        place = folder / "in" / "k=1" if inside == "in" else folder / "in"
+        place.mkdir(parents=True)
+        (place / "a.txt").write_text(f"{name}\n")
+    path = folder / "p.yaml"
+    path.write_text(
+        rf"""
+name: p
+engine: {engine}
+state: state
+extract:
+  spark: {{path: "{inside}", format: text, schema: value string, message: value}}
+transform:
+  - worker: {{command: [sh, -c, 'while IFS= read -r x; do printf "%s\n\0" "$$x"; done']}}
+load: {{spark: {{path: out, format: text}}}}
+"""
+    )
+    report = await run(path, spark)
+    assert report.error is None
+    parts = [part.read_text() for part in (folder / "out").rglob("part-*.txt")]
+    assert "".join(parts) == f"{name}\n"
