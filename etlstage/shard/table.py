@@ -223,6 +223,9 @@ class _DatabaseLeases:
         """Return the names of all tables."""
         raise NotImplementedError
 
+    def ready(self, connection: Any) -> None:  # noqa: ANN401
+        """Make the database ready for writes, once its tables are known to be ours."""
+
     def read(self) -> list[Lease]:
         """Return all leases, in the order of their names."""
         columns = ", ".join(_COLUMNS)
@@ -325,15 +328,18 @@ class _DatabaseLeases:
         application: str | None,
         made: Mapping[str, Any] | None,
     ) -> None:
-        """Create the tables, or verify that they are ours, before writing to them."""
+        """Verify that the tables are ours, or absent, before anything is written."""
         layout = f"{self._table}_layout"
         there = self.tables(connection)
         if self._table in there and layout not in there:
             raise ConfigError(
                 f"table {self._table} holds no leases of etlstage: give another name"
             )
-        if application is None and layout not in there:
+        if layout in there:
+            self._verify(connection, application, made)
+        elif application is None:
             raise ConfigError(f"there is no lease table {self._table}")
+        self.ready(connection)
         connection.execute(
             f"create table if not exists {layout} (one integer primary key,"
             " application text not null, layout integer, made text not null)"
@@ -344,8 +350,19 @@ class _DatabaseLeases:
                 f" {self.mark}) on conflict (one) do nothing",
                 (application, LAYOUT, json.dumps(made or {})),
             )
+            # Another runner may have been first.
+            self._verify(connection, application, made)
+        connection.execute(f"create table if not exists {self._table} (\n{_ROW}\n)")
+
+    def _verify(
+        self,
+        connection: Any,  # noqa: ANN401
+        application: str | None,
+        made: Mapping[str, Any] | None,
+    ) -> None:
+        """Verify that the leases are of this application, layout and shards."""
         found = connection.execute(
-            f"select application, layout, made from {layout}"  # noqa: S608
+            f"select application, layout, made from {self._table}_layout"  # noqa: S608
         ).fetchone()
         # After forget() there is no such row.
         owner, number, of = found or (application, LAYOUT, "{}")
@@ -363,7 +380,6 @@ class _DatabaseLeases:
                     f" found {name} {made.get(name)}: set it back, or start from the"
                     " beginning with 'etlstage shards reset'"
                 )
-        connection.execute(f"create table if not exists {self._table} (\n{_ROW}\n)")
 
 
 class SQLiteLeases(_DatabaseLeases):
@@ -394,25 +410,26 @@ class SQLiteLeases(_DatabaseLeases):
     ) -> None:
         self._path = path
         self._timeout = timeout
+        self._mode = "rw" if application is None else "rwc"  # c: create the file
         super().__init__(application, table, made)
 
     def connect(self) -> sqlite3.Connection:
         """Return a connection on which each statement is a transaction."""
         connection = sqlite3.connect(
-            self._path,
+            f"{Path(self._path).absolute().as_uri()}?mode={self._mode}",
             timeout=self._timeout,
             isolation_level=None,
             check_same_thread=False,
+            uri=True,
         )
-        # A process that is suspended during a write blocks all others. A write that
-        # does not wait for the disk is so short that this is unlikely. What is lost
-        # when the host crashes is processed again.
-        self._write_ahead(connection)
         connection.execute("pragma synchronous = normal")
         return connection
 
-    def _write_ahead(self, connection: sqlite3.Connection) -> None:
+    def ready(self, connection: sqlite3.Connection) -> None:
         """Switch to a write-ahead log; SQLite doesn't wait for others that do so."""
+        # A process that is suspended during a write blocks all others. A write that
+        # does not wait for the disk is so short that this is unlikely. What is lost
+        # when the host crashes is processed again.
         end = monotonic() + self._timeout
         while True:
             try:

@@ -38,6 +38,7 @@ from etlstage.shard.table import (
     PostgresLeases,
     SQLiteLeases,
     TableGone,
+    open_leases,
     without_password,
 )
 from tests.database import PostgreSQL, postgresql, url_of
@@ -266,6 +267,42 @@ def test_table_that_is_not_ours_is_refused(tmp_path: Path) -> None:
         SQLiteLeases(path, "app", table="mine")
     with pytest.raises(ConfigError, match="is not a table name"):
         SQLiteLeases(path, "app", table="x; drop table mine")
+
+
+@pytest.mark.parametrize(
+    ("application", "table"), [(None, "etlstage_leases"), ("red", "a"), ("red", "mine")]
+)
+def test_refused_database_is_not_changed(
+    tmp_path: Path, application: str | None, table: str
+) -> None:
+    """Not a byte is written until its tables are known to be ours (issue 25)."""
+    path = tmp_path / "a? b#%41.db"
+    with sqlite3.connect(path) as base:
+        base.execute("create table a (a)")
+        base.execute("create table mine_layout (application, layout, made)")
+        base.execute("insert into mine_layout values ('blue', 1, '{}')")
+    base.close()
+    before = path.read_bytes()
+    with pytest.raises(ConfigError, match="lease"):
+        SQLiteLeases(path, application, table=table)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_empty_file_has_no_leases(tmp_path: Path) -> None:
+    """To look for leases in it writes nothing to it (issue 25)."""
+    path = tmp_path / "leases"
+    path.touch()
+    with pytest.raises(ConfigError, match="there is no lease table etlstage_leases"):
+        open_leases(str(path), None)
+    assert path.stat().st_size == 0
+
+
+def test_look_creates_no_file(tmp_path: Path) -> None:
+    """Not even if the file has just been removed (issue 25)."""
+    with pytest.raises(TableGone, match="unable to open database file"):
+        SQLiteLeases(tmp_path / "leases", None)
+    assert not any(tmp_path.iterdir())
 
 
 def test_name_that_can_not_be_kept(tmp_path: Path) -> None:
