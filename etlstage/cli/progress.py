@@ -20,6 +20,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import anyio
+from rich.cells import cell_len
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
@@ -60,6 +61,7 @@ REFRESH: Final = 0.25
 LINE_EVERY: Final = 10.0
 RATE_OVER: Final = 3.0
 """Seconds over which a rate is averaged: long enough for it to be readable."""
+_GAP: Final = 2  # cells between two columns
 
 _log = Log()
 
@@ -193,7 +195,9 @@ def _draining(pipeline: Runner) -> str:
 def show_report(report: Report, screen: Screen) -> None:
     """Print the closing report."""
     seconds = [f"{account.seconds:.1f}" for account in report.ledger]
-    screen.print(accounts_table(report.ledger, "seconds", seconds))
+    screen.print(
+        accounts_table(report.ledger, "seconds", seconds, screen.width), crop=False
+    )
     for line in closing_lines(report):
         screen.tell(line)
 
@@ -217,7 +221,9 @@ class Rates:
         return [(a - b) / (now - then) for a, b in zip(counts, before, strict=True)]
 
 
-def accounts_table(ledger: Ledger, last: str, values: Iterable[str]) -> Table:
+def accounts_table(
+    ledger: Ledger, last: str, values: Iterable[str], room: int
+) -> Table:
     """
     Return a ledger as a table.
 
@@ -225,12 +231,25 @@ def accounts_table(ledger: Ledger, last: str, values: Iterable[str]) -> Table:
         ledger: The accounts.
         last: Heading of the last column.
         values: The texts in that column, one for each stage.
+        room: Width of the screen, in cells. Where it is too narrow, the names of the
+            stages are shortened, but never a count.
 
     """
     heads, rows = accounts(ledger, last, values)
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    columns = zip(heads, *([text for text, _ in row] for row in rows), strict=True)
+    name, *counts = (max(map(cell_len, column)) for column in columns)
+    others = sum(_GAP + count for count in counts)
+    name = min(name, max(room - others, len(heads[0])))
+    table = Table(
+        box=None, padding=(0, _GAP, 0, 0), pad_edge=False, width=name + others
+    )
     for number, head in enumerate(heads):
-        table.add_column(head, justify="right" if number else "left", no_wrap=True)
+        table.add_column(
+            head,
+            justify="right" if number else "left",
+            no_wrap=True,
+            max_width=None if number else name,
+        )
     for row in rows:
         cells = (Text(text, "bold red" if alarming else "") for text, alarming in row)
         table.add_row(*cells)
@@ -267,7 +286,10 @@ async def show_table(
         sample = rates.sample(now)
         parts = (f"{now - start:.0f} s", activity(), _left(ledger, sample))
         foot = Text("  ".join(filter(None, parts)))
-        return Group(accounts_table(ledger, "per second", map(_rate, sample)), foot)
+        return Group(
+            accounts_table(ledger, "per second", map(_rate, sample), console.width),
+            foot,
+        )
 
     with Live(table(), console=console, auto_refresh=False, transient=True) as live:
         while True:

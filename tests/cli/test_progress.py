@@ -49,11 +49,12 @@ class Screen(io.StringIO):
             self._written = anyio.Event()
 
 
-def shown(ledger: Ledger) -> list[list[str]]:
+def shown(ledger: Ledger, width: int = 80) -> list[list[str]]:
     """Return the words of each line of the table."""
-    console = Console(file=io.StringIO(), width=80)
+    console = Console(file=io.StringIO(), width=width)
+    table = accounts_table(ledger, "seconds", ["1", "2", "3"], width)
     with console.capture() as capture:
-        console.print(accounts_table(ledger, "seconds", ["1", "2", "3"]))
+        console.print(table, crop=False)
     return [line.split() for line in capture.get().splitlines()]
 
 
@@ -64,6 +65,20 @@ def test_table_has_a_row_for_each_stage(ledger: Ledger) -> None:
         ["extract", "-", "4,000", "0", "0", "0", "1"],
         ["[bold]clean", "3,000", "5,800", "0", "2", "1", "2"],
         ["load", "5,000", "1,000", "7", "0", "0", "3"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("width", "name"), [(80, "of months/a very long nam\u2026"), (20, "of m\u2026")]
+)
+def test_only_names_are_shortened(width: int, name: str) -> None:
+    """A name too long for the screen never costs a digit of a count (issue 26)."""
+    long = "of months/a very long name/of_words"
+    ledger = Ledger.of_pipeline(long, ["clean"], Account("load", StageKind.LOAD))
+    ledger[0].produced = ledger[0].failed = 1_234_567
+    assert shown(ledger, width)[:2] == [
+        ["stage", "in", "out", "dead", "failed", "unprocessed", "seconds"],
+        [*name.split(), "-", "1,234,567", "0", "1,234,567", "0", "1"],
     ]
 
 
