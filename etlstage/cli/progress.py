@@ -37,6 +37,7 @@ from etlstage.pipeline.ledger import Account, Ledger
 from etlstage.pipeline.report import KeptLetters, Report, accounts, closing_lines
 from etlstage.pipeline.runner import Runner
 from etlstage.telemetry.log import Log
+from etlstage.telemetry.terminal import harmless
 
 if TYPE_CHECKING:
     from etlstage.cli.history import History
@@ -199,7 +200,7 @@ def show_report(report: Report, screen: Screen) -> None:
         accounts_table(report.ledger, "seconds", seconds, screen.width), crop=False
     )
     for line in closing_lines(report):
-        screen.tell(line)
+        screen.tell(harmless(line, lines=True))
 
 
 class Rates:
@@ -271,7 +272,7 @@ def state_line(
     """
     states = [_stage_state(a, rate) for a, rate in zip(ledger, rates, strict=True)]
     parts = [*(states if ledger.moving else ()), activity, _left(ledger, rates)]
-    return f"{seconds:.0f} s: {'; '.join(filter(None, parts))}"
+    return harmless(f"{seconds:.0f} s: {'; '.join(filter(None, parts))}")
 
 
 async def show_table(
@@ -285,7 +286,7 @@ async def show_table(
         now = anyio.current_time()
         sample = rates.sample(now)
         parts = (f"{now - start:.0f} s", activity(), _left(ledger, sample))
-        foot = Text("  ".join(filter(None, parts)))
+        foot = Text(harmless("  ".join(filter(None, parts))))
         return Group(
             accounts_table(ledger, "per second", map(_rate, sample), console.width),
             foot,

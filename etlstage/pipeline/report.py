@@ -133,8 +133,7 @@ class Report:
 
     def __str__(self) -> str:
         """Return the closing table, what was loaded, and the error if there is one."""
-        lines = (harmless(line, lines=True) for line in self._lines())
-        return "\n".join([as_text(*self._table()), *lines])
+        return "\n".join([as_text(*self._table()), *self._lines()])
 
     def _repr_html_(self) -> str:
         """Return the same as HTML for a notebook."""
@@ -154,7 +153,7 @@ class Report:
             conceal = self.secrets.conceal
             lines.append(f"error: {conceal(str(self.error))}")
             lines += (f"  {conceal(line)}" for line in self._story)
-        return lines
+        return [harmless(line, lines=True) for line in lines]
 
     def _edges(self) -> Iterator[dict[str, Any]]:
         durable = {edge.stage: edge for edge in self.durable}
@@ -215,7 +214,7 @@ def accounts(
         counts = [int(getattr(account, name)) for name in bad]
         rows.append(
             [
-                Cell(account.stage),
+                Cell(harmless(account.stage)),
                 Cell(f"{account.received:,}" if taken else "-"),
                 Cell(f"{account.made:,}"),
                 *(Cell(f"{count:,}", alarming=bool(count)) for count in counts),

@@ -96,6 +96,16 @@ def test_file_is_read_in_place_of_stdin(filtered: Filter) -> None:
     assert (status, out, err) == (0, lines.upper(), "")
 
 
+def test_name_of_a_file_is_harmless(filtered: Filter) -> None:
+    """The ledger has neither its control characters nor its line ends (issue 26)."""
+    name = os.fsdecode(b"x\ny[red]\x1b[31m\xff")
+    (filtered.folder / name).write_bytes(b"a\n")
+    status, out, err = filtered(b"", name)
+    assert (status, out) == (0, b"A\n")
+    assert "\nx\\ny[red]\\udcff  " in err
+    assert "\x1b" not in err
+
+
 def test_messages_may_end_in_nul(filtered: Filter) -> None:
     """They may have line ends in them then, if the worker's EOM is another."""
     worker = """\

@@ -140,6 +140,15 @@ def test_time_that_is_left(
     assert line.endswith(f"; {left}" if left else " dead 7")
 
 
+def test_states_are_harmless() -> None:
+    """A stage's name and what a run waits for don't steer the terminal (issue 26)."""
+    ledger = Ledger.of_pipeline("a\x9b", [], Account("load", StageKind.LOAD))
+    ledger[0].produced = 1
+    assert state_line(ledger, 5, [0, 0], "b\x1b[31m\n") == (
+        r"5 s: a\x9b out 1; load in 0 out 0; b\n"
+    )
+
+
 def test_rate_is_taken_over_the_last_seconds(ledger: Ledger) -> None:
     """What was fast a minute ago need not be fast now."""
     rates = Rates(ledger)
@@ -157,9 +166,9 @@ async def test_table_renews_itself(ledger: Ledger) -> None:
     screen = Screen()
     console = Console(file=screen, force_terminal=True, width=80)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(show_table, ledger, lambda: "clean-1 sleeps", console)
+        tasks.start_soon(show_table, ledger, lambda: "clean-1\n sleeps", console)
         await screen.shows("4,000")
-        await screen.shows("clean-1 sleeps")
+        await screen.shows(r"clean-1\n sleeps")
         ledger[0].produced = 7777
         await screen.shows("7,777")
         tasks.cancel_scope.cancel()

@@ -80,6 +80,17 @@ def test_notebook_shows_a_table(report: Report) -> None:
     assert "hunter2" not in html
 
 
+def test_texts_are_harmless(report: Report) -> None:
+    """No name, path or error steers a terminal or hides text (issue 22)."""
+    ledger = Ledger.of_pipeline("a\n\x1b[31m\u202eb", ["clean"], report.ledger[2])
+    steered = replace(report, ledger=ledger, landed="a \x9b31m", error=ValueError("\r"))
+    for text in (str(steered), steered._repr_html_()):
+        assert r"a\n\u202eb" in text
+        assert r"a \x9b31m" in text
+        assert r"error: \r" in text
+        assert {c for c in text if not c.isprintable()} <= {"\n"}
+
+
 def test_no_column_for_what_did_not_happen(report: Report) -> None:
     """The skipped column is only there if messages were skipped."""
     assert "skipped" not in str(report)
