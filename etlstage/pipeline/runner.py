@@ -104,6 +104,7 @@ class Runner(ABC):
         self._drain_limit = drain_limit
         self._held = ExitStack()  # closed when the load is over
         self._completed = False  # whether the run ended well but is not over yet
+        self._elsewhere = ""  # where earlier runs of the load have loaded, for humans
         self._check()
 
     def __repr__(self) -> str:
@@ -282,6 +283,17 @@ class Runner(ABC):
                 position=record.position,
                 run=record.run,
             )
+        if record.moved_from:
+            self._elsewhere = (
+                f"; earlier runs have loaded epochs up to {record.epoch:,}, the last into"
+                f" {record.moved_from}"
+            )
+            _log.warning(
+                "the load continues in another output: what is loaded stays where it is",
+                before=record.moved_from,
+                output=record.output,
+                epoch=record.epoch,
+            )
         return record
 
     def _carry(self, record: CommitRecord) -> None:
@@ -369,7 +381,7 @@ class Runner(ABC):
             ended=self._was_over,
             seconds=self._ended - self._started,
             ledger=self.ledger,
-            landed=self._landing.landed() + self._covered(status),
+            landed=self._landing.landed() + self._elsewhere + self._covered(status),
             output=self._landing.output(),
             dead_letters=kept,
             secrets=self.secrets,

@@ -16,6 +16,7 @@ from unittest.mock import Mock
 import anyio
 import pyarrow.dataset as ds
 import pytest
+from structlog.testing import capture_logs
 
 from etlstage.errors import SinkFailed
 from etlstage.files.sink import FileSink
@@ -741,6 +742,37 @@ async def test_output_that_is_moved_with_its_load_is_kept(tmp_path: Path) -> Non
     (tmp_path / "a").rename(tmp_path / "b")
     assert (await go_on(tmp_path, "b", "overwrite", b"2")).error is None
     assert sorted(row["value"] for row in rows_in(tmp_path / "b")) == ["1", "2"]
+
+
+@pytest.mark.parametrize("once", [False, True])
+async def test_load_that_continues_elsewhere_reports_where_the_rest_is(
+    tmp_path: Path, *, once: bool
+) -> None:
+    """A warning names both outputs; the one that is complete lacks it (issue 23)."""
+    first, second = tmp_path / "a", tmp_path / "b"
+    report = await go_on(tmp_path, "a", "append", b"1", once=once)
+    assert report.landed.endswith("; output complete")
+    epoch = CommitRecord.latest(tmp_path / "state").epoch
+    with capture_logs() as logs:
+        report = await go_on(tmp_path, "b", "append", b"2", once=once)
+    assert [log for log in logs if log["log_level"] == "warning"] == [
+        {
+            "event": "the load continues in another output: what is loaded stays where it"
+            " is",
+            "log_level": "warning",
+            "before": f"parquet {first}",
+            "output": f"parquet {second}",
+            "epoch": epoch,
+        }
+    ]
+    assert report.landed == (
+        f"wrote 1 message to {second}; output complete; earlier runs have loaded epochs up"
+        f" to {epoch}, the last into parquet {first}"
+    )
+    with capture_logs() as logs:
+        report = await go_on(tmp_path, "b", "append", b"3", once=once)
+    assert report.landed.endswith("; output complete")
+    assert not [log for log in logs if log["log_level"] == "warning"]
 
 
 @pytest.mark.parametrize("once", [False, True])
