@@ -170,15 +170,14 @@ def _of_command(
         spoken["mode"] = options.mode or "cyclic"
     if options.offsets is not None:
         written["offsets"] = {"by": options.offsets}
-    set_values(written, values)
+    document = set_values(written, values)
     try:
         keys: StageKeys = stage_section(_KEYS[kind]).read(written)
     except Invalid as error:
         said = []
         for problem in error.problems:
-            option = _option(problem.loc, options)
-            hidden = "the value given" if option.startswith("--set") else ""
-            said.append(f"{option}: {problem.shown(instead=hidden)}")
+            text = problem.shown(instead=document.placeholder(problem.loc))
+            said.append(f"{_option(problem.loc, options)}: {text}")
         raise ConfigError("; ".join(said)) from None
     stage = stage_of(keys, Path.cwd())
     return Program(stage, options.offsets == "supervisor", Secrets())

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from etlstage.errors import ConfigError, Excerpt
 from etlstage.settings.problem import Loc, Problem, dotted
@@ -21,6 +21,11 @@ from etlstage.settings.problem import Loc, Problem, dotted
 __all__ = ("Document", "FilePlace", "LocatedProblem", "SourceText", "Value", "excerpt")
 
 Value: TypeAlias = "str | float | list[Value] | dict[str, Value] | None"
+
+CREDENTIALS: Final = frozenset(
+    {"config", "endpoint", "env", "leases", "options", "remote", "staging"}
+)
+"""Keys of free texts and URLs, which may hold credentials."""
 
 
 class FilePlace(NamedTuple):
@@ -96,10 +101,14 @@ class Document:
         """Return whether anything at ``loc`` or below was interpolated: a secret."""
         return loc in self._around_secrets
 
-    def set_apart(self, loc: Loc) -> bool:
-        """Return whether the value at ``loc`` is from an option, not a file's line."""
+    def placeholder(self, loc: Loc) -> str:
+        """Return what errors show in place of the value at ``loc``; empty: the value."""
+        if self.secret(loc):
+            return "an interpolated value"
         place = self.values.get(loc)
-        return place is not None and not self.sources[place.source].lines
+        set_apart = place is not None and not self.sources[place.source].lines
+        # A file's line is shown below its error anyway; an option may be a password.
+        return "the value given" if set_apart and CREDENTIALS & {*loc} else ""
 
     def written(self, loc: Loc) -> list[str]:
         """Return the texts of the list at ``loc`` as they were before interpolation."""
@@ -112,10 +121,7 @@ class Document:
     def finish(self, problems: Iterable[Problem]) -> None:
         """Report all problems at once; raises ConfigError if there are any."""
         for problem in problems:
-            hidden = "an interpolated value" if self.secret(problem.loc) else ""
-            if self.set_apart(problem.loc):
-                hidden = "the value given"  # may be a password; the user just typed it
-            text = problem.shown(instead=hidden)
+            text = problem.shown(instead=self.placeholder(problem.loc))
             self.complain(problem.loc, text, at_key=problem.at_key)
         self.check()
 

@@ -123,9 +123,9 @@ def read(path: Path, changes: Changes = UNCHANGED) -> Document:
     return document
 
 
-def set_values(data: dict[str, Any], values: Sequence[str]) -> None:
+def set_values(data: dict[str, Any], values: Sequence[str]) -> Document:
     """
-    Set single values in data that does not come from a file.
+    Set single values in data that does not come from a file; return where they are.
 
     Args:
         data: A mapping like that of a file.
@@ -147,6 +147,7 @@ def set_values(data: dict[str, Any], values: Sequence[str]) -> None:
         except ConfigError as error:
             raise ConfigError(f"--set {key}: {error}") from None
     document.check()
+    return document
 
 
 STEP: Final = re.compile(

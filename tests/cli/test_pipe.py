@@ -215,6 +215,14 @@ def test_interrupt_drains(filtered: Filter) -> None:
         (["missing.txt", "--", "cat"], "missing.txt can't be read: no such file"),
         (["--set", "timeout.mesage=1s", "--", "cat"], "--set timeout.mesage: unknown"),
         (["--set", "workers", "--", "cat"], "--set workers: expected a place and"),
+        (
+            ["--set", "workers=three", "--", "cat"],
+            "--set workers: expected a whole number, got 'three'",
+        ),
+        (
+            ["--set", "workers=${NOPE:-three}", "--", "cat"],
+            "--set workers: expected a whole number, got an interpolated value",
+        ),
         (["--dialect", "morse", "--", "cat"], "unknown dialect 'morse'"),
     ],
 )

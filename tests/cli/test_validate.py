@@ -61,10 +61,7 @@ def test_changes(etlstage: Etlstage, pipeline: Path, command: str) -> None:
             "etlstage: error: prod.yaml:2:11: load.window: expected a whole number of"
             " messages from 1 up, or auto, got '0'"
         ),
-        (
-            "etlstage: error: --set transform[0].workers: expected 1 or more, got"
-            " the value given"
-        ),
+        ("etlstage: error: --set transform[0].workers: expected 1 or more, got '0'"),
     ]
     right = (
         "--set",
