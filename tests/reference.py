@@ -209,7 +209,7 @@ def _row(option: Any) -> str:  # noqa: ANN401 - as above
     named = named.replace("|", r"\|")
     default = option.default
     shown = getattr(default, "value", default)
-    if shown not in (None, False):
+    if shown not in (None, False, ""):
         text += f" Default: {shown}."
     return f"| `{named}` | {text} |"
 
