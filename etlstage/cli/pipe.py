@@ -46,6 +46,8 @@ class _Filter(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401
         at = args.index("--") if "--" in args else len(args)
         ctx.meta["command"] = args[at + 1 :]
+        # Without --, what else there is may be a command: the error shows how it is given.
+        ctx.allow_extra_args = at == len(args)
         return super().parse_args(ctx, args[:at])
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ANN401

@@ -212,6 +212,7 @@ def test_interrupt_drains(filtered: Filter) -> None:
     [
         (["--"], "expected the command of a worker, as in -- ./worker"),
         (["cat"], "expected the command of a worker, as in -- ./worker"),
+        (["cat", "x.py"], "expected the command of a worker, as in -- ./worker"),
         (["missing.txt", "--", "cat"], "missing.txt can't be read: no such file"),
         (["--set", "timeout.mesage=1s", "--", "cat"], "--set timeout.mesage: unknown"),
         (["--set", "workers", "--", "cat"], "--set workers: expected a place and"),
