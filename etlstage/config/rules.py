@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from etlstage.config.case import CaseKeys
-from etlstage.config.end import name_of
+from etlstage.config.end import ends, name_of
 from etlstage.errors import guess
 from etlstage.pipeline.journal_settings import misordered
 from etlstage.settings.definition import broken, judged
@@ -128,12 +128,16 @@ def _engine(keys: PipelineKeys) -> Iterator[Problem]:
 
 def _built(stage: ExtractKeys | LoadKeys, engine: str) -> Iterator[Problem]:
     if engine not in stage.end.engines:
-        able = " and ".join(stage.end.engines)
-        text = (
-            f"can't be {engine}: the end of stage {stage.kind.value} is only for engine"
-            f" {able}"
+        kind, able = stage.kind.value, " and ".join(stage.end.engines)
+        roles = (
+            (end.name, end.source if kind == "extract" else end.sink)
+            for end in ends().values()
         )
-        yield broken(("engine",), text, at_key=False)
+        others = [
+            f"{kind}.{name}" for name, role in roles if role and engine in role.engines
+        ]
+        text = f"works only with engine: {able}; for engine: {engine} use {' or '.join(others)}"
+        yield broken((kind, name_of(stage.end)), text)
 
 
 def _source(keys: PipelineKeys) -> Iterator[Problem]:

@@ -124,7 +124,8 @@ def test_what_files_can_not(etlstage: Etlstage, pipeline: Path) -> None:
     (pipeline / "p.yaml").write_text(text)
     said = etlstage("validate", "p.yaml").stderr
     for stage in ("extract", "load"):
-        assert f"can't be spark: the end of stage {stage} is only for engine" in said
+        only = f"{stage}.files: works only with engine: local"
+        assert f"{only}; for engine: spark use {stage}.spark or" in said
     wrong = (
         text.replace('header: "true"', 'header: "maybe", sep: "", inferSchema: "true"')
         .replace("path: out", "path: s3://b/out")

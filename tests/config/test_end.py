@@ -92,8 +92,8 @@ def test_what_is_wrong_with_it(installed: Path) -> None:
         "p.yaml:4:16: load.lines.paht: unknown key (did you mean 'path'?)",
     ]
     assert error_of(installed, f"{FILE}engine: spark\n").splitlines() == [
-        "p.yaml:5:9: engine: can't be spark: the end of stage extract is only for engine local",
-        "p.yaml:5:9: engine: can't be spark: the end of stage load is only for engine local",
+        "p.yaml:2:11: extract.lines: works only with engine: local; for engine: spark use extract.spark or extract.worker",
+        "p.yaml:4:8: load.lines: works only with engine: local; for engine: spark use load.spark or load.worker",
     ]
     once = error_of(installed, f"{FILE}delivery: exactly-once\n")
     assert "exactly-once needs an end that loads each epoch once" in once

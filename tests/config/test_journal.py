@@ -118,7 +118,11 @@ def test_it_is_built(folder: Path, start: str) -> None:
         ("path: in", "path: https://h/a/", "extract.journal.path: is 'https://h/a/'"),
         ("key: /id", "key: id", "load.journal.key: "),
         ("r}}", "r}, every: 1s}", "is not for journals: use journal.follow"),
-        ("name: p", "name: p\nengine: spark", "the end of stage extract is only for"),
+        (
+            "name: p",
+            "name: p\nengine: spark",
+            "works only with engine: local; for engine: spark use",
+        ),
         ("name: p", "name: p\ndelivery: exactly-once", "exactly-once needs state"),
     ],
 )
