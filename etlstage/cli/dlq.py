@@ -345,11 +345,15 @@ def _description(letter: DeadLetter) -> Iterator[str]:
         yield f"          {name}: {json.dumps(value, ensure_ascii=False)}"
 
 
+_OF_RETRIES: Final = {"count": None, "share": None}
+"""The error budget that a retry sets."""
+
+
 def _changed(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a stage's non-default settings, and those that identify it."""
     try:
         kind, name = StageKind(config["kind"]), config["dialect"]["name"]
-        usual = Stage(
+        stage = Stage(
             name=config["name"],
             kind=kind,
             worker=WorkerProgram(command=tuple(config["worker"]["command"])),
@@ -357,7 +361,10 @@ def _changed(config: Mapping[str, Any]) -> dict[str, Any]:
         )
     except (ConfigError, Invalid, KeyError, TypeError, ValueError):
         return dict(config)  # of a stage that this version of etlstage can't make
-    found = _difference(config, config_of(usual))
+    usual = config_of(stage)
+    if config.get("on_error", usual["on_error"]).get("budget") == _OF_RETRIES:
+        usual["on_error"]["budget"] = _OF_RETRIES
+    found = _difference(config, usual)
     return found if name == DEFAULT else {"dialect": {"name": name}} | found
 
 

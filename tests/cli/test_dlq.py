@@ -20,7 +20,14 @@ from etlstage.pipeline import DeadLetters
 from etlstage.pipeline.dead_letter.policy import config_of
 from etlstage.protocol.marker import Markers, Mode
 from etlstage.protocol.marker.settings import MarkerDialect
-from etlstage.stage import PoolPolicy, Stage, Timeouts, WorkerProgram
+from etlstage.stage import (
+    ErrorBudget,
+    ErrorPolicy,
+    PoolPolicy,
+    Stage,
+    Timeouts,
+    WorkerProgram,
+)
 from tests.cli.conftest import Etlstage
 from tests.cli.forked import Forks, environment
 from tests.cli.terminal import on_terminal
@@ -501,6 +508,19 @@ def test_config_is_shown_where_it_differs(
     ]
     assert show_letter(tmp_path, "r", as_json=True) == 0
     assert json.loads(capsys.readouterr().out)["config"] == config_of(stage)
+
+
+def test_budget_of_a_retry_is_not_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A retry has no error budget, which is no setting of the user's (issue 26)."""
+    policy = ErrorPolicy(retries=3, budget=ErrorBudget())
+    stage = Stage(name="s", worker=("a",), on_error=policy)
+    kept = Kept("s", b"x", ValueError("e"), config_of(stage))
+    anyio.run(partial(keep, tmp_path, kept))
+    assert show_letter(tmp_path, "r") == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[-1] == '          on_error: {"retries": 3}'
 
 
 @pytest.mark.parametrize(
