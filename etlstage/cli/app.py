@@ -129,18 +129,25 @@ def run_command() -> int:
         return int(app(standalone_mode=False, prog_name="etlstage") or 0)
     except ReaderGone:
         return 0
-    except (KeyboardInterrupt, _Interrupted):
-        return _interrupted()
-    except Exception as error:
-        # Python wraps what is raised while a class is being made, as imports do.
-        if isinstance(error.__cause__, KeyboardInterrupt):
+    except BaseException as error:
+        if _is_interrupt(error):
             return _interrupted()
+        if not isinstance(error, Exception):
+            raise
         # The parser's errors have no public base class that all its versions share.
         if hasattr(error, "format_message"):
             return _wrong_usage(error)
         from etlstage.cli.failure import show_error
 
         return show_error(error, debug="--debug" in sys.argv)
+
+
+def _is_interrupt(error: BaseException) -> bool:
+    if isinstance(error, BaseExceptionGroup):
+        return all(map(_is_interrupt, error.exceptions))
+    # Python wraps what is raised while a class is being made, as imports do.
+    kinds = KeyboardInterrupt | _Interrupted
+    return isinstance(error, kinds) or isinstance(error.__cause__, KeyboardInterrupt)
 
 
 def _interrupted() -> int:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Annotated
 
-import anyio
 import typer
 
 from etlstage.cli.failure import FAILED
@@ -27,7 +26,7 @@ from etlstage.cli.options import (
     Words,
 )
 from etlstage.cli.screen import Screen
-from etlstage.cli.signals import interruptible
+from etlstage.cli.signals import run_interruptible
 from etlstage.cli.subject import Options, Program, lines_of, program_of, silence
 from etlstage.messages import counted
 from etlstage.supervisor.process import command_line
@@ -96,8 +95,7 @@ def main(
         for line in () if as_json or finding.blocked else finding.lines():
             screen.tell(program.shown(line))
 
-    with interruptible():
-        findings = anyio.run(partial(check_worker, subject, found=show))
+    findings = run_interruptible(partial(check_worker, subject, found=show))
     command = program.secrets.conceal(command_line(program.stage))
     if as_json:
         plain = program.secrets.concealed(_plain(command, findings))

@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
+import anyio.to_thread
 import typer
 from rich.live import Live
 from rich.text import Text
@@ -32,7 +33,7 @@ from etlstage.cli.options import (
 )
 from etlstage.cli.replay import SURE
 from etlstage.cli.screen import Screen
-from etlstage.cli.signals import interruptible
+from etlstage.cli.signals import run_interruptible
 from etlstage.cli.subject import (
     Options,
     Program,
@@ -54,7 +55,7 @@ from etlstage.testing.fuzzing.steps import has_sessions
 if TYPE_CHECKING:
     from hypothesis import strategies as st
 
-    from etlstage.testing.fuzzing.fuzz import Fuzzer, Progress
+    from etlstage.testing.fuzzing.fuzz import Found, Fuzzer, Progress
 
 __all__ = ("main",)
 
@@ -248,15 +249,27 @@ def main(
     )
     kept = Failures(find=stage_from_yaml)
     origin = FailureOrigin(tuple(words), options.stage)
+    seed = secrets.randbelow(10**6) if seed is None else seed
+    budget = Budget(max_examples, seconds, seed)
+    found: list[Found] = []
+
+    async def search() -> list[CaseFailed]:
+        known = await _still_fails(out, kept, origin, program)
+        searching = partial(fuzzer.search, budget, known=known)
+        with _progress() as tell, fuzzer.running():
+            fuzzer.tell = tell
+            try:
+                await anyio.to_thread.run_sync(searching, abandon_on_cancel=True)
+            finally:
+                # Before the worker is ended, which an abandoned search takes for a bug.
+                found.extend(fuzzer.found)
+        return known
+
     try:
-        with interruptible(), _trying():
-            known = _still_fails(out, kept, origin, program)
-            seed = secrets.randbelow(10**6) if seed is None else seed
-            with _progress() as tell, fuzzer.running():
-                fuzzer.tell = tell
-                fuzzer.search(Budget(max_examples, seconds, seed), known=known)
+        with _trying():
+            known = run_interruptible(search)
     finally:  # however the search ends
-        for one in (found := fuzzer.found):
+        for one in found:
             kind_found = one.failure.kind
             failure = Failure(
                 program.stage, origin, one.case, oracles, kind_found, timeout
@@ -385,13 +398,13 @@ def _fuzzer(
     )
 
 
-def _still_fails(
+async def _still_fails(
     out: Screen, failures: Failures, origin: FailureOrigin, program: Program
 ) -> list[CaseFailed]:
     """Replay saved cases; drop those that pass now, and return the other failures."""
     known = []
     for kept in list(failures.of(origin, _skipped)):
-        failure = kept.play(SURE)
+        failure = await kept.play(SURE)
         if failure is not None:
             out.tell("regression: a saved case still fails:")
             _show(out, kept, failure, program)

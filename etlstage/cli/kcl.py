@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import anyio
 import typer
 
 from etlstage.cli.failure import FAILED, naming
 from etlstage.cli.imported import written
 from etlstage.cli.options import new_app
 from etlstage.cli.screen import Screen
-from etlstage.cli.signals import interruptible
+from etlstage.cli.signals import run_interruptible
 from etlstage.cli.subject import Options, lines_of, program_of, silence
 from etlstage.config.fault import fault_plan
 from etlstage.protocol.registry import translation
@@ -101,6 +100,4 @@ def _simulate(
             timeout=timeout,
         )
 
-    with interruptible():
-        well = anyio.run(main)
-    return 0 if well else FAILED
+    return 0 if run_interruptible(main) else FAILED

@@ -12,12 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Final
 
-import anyio
 import typer
 
 from etlstage.cli.failure import FAILED, WRONG_USAGE, complain, naming
 from etlstage.cli.screen import Screen
-from etlstage.cli.signals import interruptible
+from etlstage.cli.signals import run_interruptible
 from etlstage.cli.subject import silence
 from etlstage.config.lookup import stage_from_yaml
 from etlstage.errors import ConfigError, EtlstageError
@@ -71,7 +70,7 @@ def main(
 ) -> int:
     """Replay a recorded conversation to a worker, and show which replies differ."""
     if file is None:
-        return _replay_failures()
+        return run_interruptible(_replay_failures)
     if os.path.isdir(file):
         found = sorted(path.name for path in file.glob("*.rec"))
         has = f"such as {file / found[0]}" if found else "but it has none"
@@ -81,8 +80,7 @@ def main(
     if recording.cut:
         complain(f"{file} is not complete: {recording.cut}")
     stage = recording.stage_of(command or recording.command)
-    with interruptible():
-        played = anyio.run(partial(play, grace=grace), recording, stage)
+    played = run_interruptible(partial(play, recording, stage, grace=grace))
     out = Screen()
     others, end = [*differences(recording, played)], other_end(recording, played)
     for line in _comparison(played, others, end):
@@ -90,30 +88,29 @@ def main(
     return FAILED if others or end else 0
 
 
-def _replay_failures() -> int:
+async def _replay_failures() -> int:
     """Replay all saved cases; return the exit code."""
     silence()
     failures = Failures(find=stage_from_yaml)
     out, played, failed, code = Screen(), 0, 0, 0
-    with interruptible():
-        for path in failures:
-            try:
-                kept = failures.read(path)
-            except ConfigError as error:
-                complain(str(error))
-                code = WRONG_USAGE
-                continue
-            line = f"FIXED  {kept.kind}"
-            try:
-                if (failure := kept.play(SURE)) is not None:
-                    line = f"FAILED {failure.what}"
-                    failed += 1
-            except EtlstageError as error:  # such as a program that is gone
-                line = f"FAILED {error}"
+    for path in failures:
+        try:
+            kept = failures.read(path)
+        except ConfigError as error:
+            complain(str(error))
+            code = WRONG_USAGE
+            continue
+        line = f"FIXED  {kept.kind}"
+        try:
+            if (failure := await kept.play(SURE)) is not None:
+                line = f"FAILED {failure.what}"
                 failed += 1
-            played += 1
-            where = f"({path.stem}; {kept.origin})"
-            out.tell(f"{harmless(line)} {harmless(where)}")
+        except EtlstageError as error:  # such as a program that is gone
+            line = f"FAILED {error}"
+            failed += 1
+        played += 1
+        where = f"({path.stem}; {kept.origin})"
+        out.tell(f"{harmless(line)} {harmless(where)}")
     fixed = f"{played - failed:,} fixed, {failed:,} failed"
     if played or code:
         out.tell(f"{counted(played, 'case')}: {fixed}")

@@ -2,9 +2,11 @@
 What SIGINT, SIGTERM and SIGHUP do to a command.
 
 As long as there is nothing to lose, they end it at once with one line, even while
-modules are imported, where an exception would end as a traceback. During a run they are
-only counted, from before it begins until its report is written: no signal, however
-often it is sent, ends the process without its report.
+modules are imported, where an exception would end as a traceback. Where there is
+something to clean up, they raise an exception; but never in an event loop, whose main
+task is cancelled instead. During a run they are only counted, from before it begins
+until its report is written: no signal, however often it is sent, ends the process
+without its report.
 
 Nothing heavy is imported here, as a command imports this first.
 """
@@ -13,10 +15,10 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Final, Self, TypeAlias
+from typing import Final, Self, TypeAlias, TypeVar
 
 __all__ = (
     "FORCED",
@@ -25,12 +27,14 @@ __all__ = (
     "interruptible",
     "keep_statuses",
     "quit_at_once",
+    "run_interruptible",
 )
 
 FORCED: Final = 5
 """Exit code of a command that was stopped by force."""
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _Handler: TypeAlias = Callable[[int, FrameType | None], object] | int | None
+_Result = TypeVar("_Result")
 
 
 def quit_at_once() -> None:
@@ -51,12 +55,37 @@ def deafen() -> None:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Let signals raise :class:`KeyboardInterrupt`, so that a block can clean up."""
+    """
+    Let signals raise :class:`KeyboardInterrupt`, so that a block can clean up.
+
+    An event loop in it has to be run by :func:`run_interruptible`.
+    """
     before = _install(_interrupt)
     try:
         yield
     finally:
         _restore(before)
+
+
+def run_interruptible(main: Callable[[], Awaitable[_Result]]) -> _Result:
+    """
+    Run ``main`` in an event loop, and return its result.
+
+    The first signal cancels it; the second ends the process at once.
+
+    Raises:
+        KeyboardInterrupt: When the loop has ended, if there was a signal.
+
+    """
+    import anyio
+
+    signals = Signals(forced=True)
+    try:
+        with signals:
+            return anyio.run(signals.cancel, main)
+    finally:
+        if signals.came:
+            raise KeyboardInterrupt
 
 
 class Signals:
@@ -66,11 +95,13 @@ class Signals:
     Args:
         begun: Whether there is a run that can obey signals; if not, they raise
             :class:`KeyboardInterrupt` until :meth:`begin`.
+        forced: Whether a second signal ends the process at once.
 
     """
 
-    def __init__(self, *, begun: bool = True) -> None:
+    def __init__(self, *, begun: bool = True, forced: bool = False) -> None:
         self._begun = begun
+        self._forced = forced
         self._left = 0
         self._wake: Callable[[], object] | None = None
         self._before: dict[signal.Signals, _Handler] = {}
@@ -86,6 +117,29 @@ class Signals:
         """Count signals from now on: there is a run that obeys them."""
         self._begun = True
 
+    @property
+    def came(self) -> bool:
+        """Whether there is a signal that was not received."""
+        return self._left > 0
+
+    async def cancel(self, main: Callable[[], Awaitable[_Result]]) -> _Result:
+        """Run ``main``, and return its result; a signal cancels it."""
+        import asyncio
+
+        import anyio
+
+        loop = asyncio.get_running_loop()
+        with anyio.CancelScope() as scope:
+            # In this order, as a signal may come in between.
+            self._wake = lambda: loop.call_soon_threadsafe(scope.cancel)
+            try:
+                if self._left:
+                    scope.cancel()
+                return await main()
+            finally:
+                self._wake = None
+        raise asyncio.CancelledError
+
     async def receive(self) -> None:
         """Wait for the next signal, or return at once if one came before."""
         import asyncio
@@ -100,9 +154,11 @@ class Signals:
             self._wake = None
         self._left -= 1
 
-    def _note(self, _number: int, _frame: FrameType | None) -> None:
+    def _note(self, number: int, frame: FrameType | None) -> None:
         if not self._begun:
             raise KeyboardInterrupt
+        if self._forced and self._left:
+            _quit(number, frame)
         self._left += 1
         if self._wake is not None:
             self._wake()

@@ -35,7 +35,7 @@ from etlstage.cli.options import (
     changes_of,
 )
 from etlstage.cli.screen import Screen
-from etlstage.cli.signals import interruptible
+from etlstage.cli.signals import interruptible, run_interruptible
 from etlstage.cli.subject import messages_of, silence
 from etlstage.config.build import hidden_texts
 from etlstage.config.case import Items, LetterKeys, MessageText, flat
@@ -130,7 +130,7 @@ def _outcome(trial: CaseRun, case: LoadedCase, secrets: Secrets) -> CaseResult:
             what=secrets.conceal(failure.what),
             lines=tuple(map(secrets.conceal, failure.lines)),
         )
-        for failure in anyio.run(trial.run)
+        for failure in run_interruptible(trial.run)
     ]
     return CaseResult(case, failures, time.monotonic() - began)
 

@@ -25,7 +25,7 @@ from etlstage.cli.options import (
     Words,
 )
 from etlstage.cli.screen import Screen
-from etlstage.cli.signals import interruptible
+from etlstage.cli.signals import run_interruptible
 from etlstage.cli.streams import check_stdin
 from etlstage.cli.subject import (
     Options,
@@ -107,8 +107,7 @@ def main(
         async with aclosing(messages):
             return await _converse(program, messages, limit, timeout, screen)
 
-    with interruptible():
-        return anyio.run(attempt)
+    return run_interruptible(attempt)
 
 
 async def _converse(

@@ -58,7 +58,9 @@ def test_interrupt_before_the_run_is_exit_5(ended: Ended) -> None:
     """Ctrl-C may come while modules are imported."""
     wrapped = RuntimeError("Error calling __set_name__")
     wrapped.__cause__ = KeyboardInterrupt()
-    for error in (KeyboardInterrupt(), wrapped):
+    group = BaseExceptionGroup("", [KeyboardInterrupt(), wrapped])
+    nested = BaseExceptionGroup("", [group, KeyboardInterrupt()])
+    for error in (KeyboardInterrupt(), wrapped, nested):
         assert ended(error) == (5, "etlstage: error: interrupted\n")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
@@ -15,7 +16,14 @@ from pathlib import Path
 import anyio
 import pytest
 
-from etlstage.cli.signals import FORCED, Signals, deafen, interruptible, quit_at_once
+from etlstage.cli.signals import (
+    FORCED,
+    Signals,
+    deafen,
+    interruptible,
+    quit_at_once,
+    run_interruptible,
+)
 from etlstage.journal import Journals
 from etlstage.pipeline.report import KeptLetters
 from tests.cli.forked import environment
@@ -102,6 +110,200 @@ def test_interrupted_command_reports_it(tmp_path: Path, command: str) -> None:
     assert process.returncode == 5
 
 
+INTERRUPTED_IN_A_LOOP = """\
+import asyncio, gc, os, pathlib, signal, sys
+from etlstage.cli import main
+
+def interrupt(phase, info):
+    if asyncio._get_running_loop() is not None:
+        gc.callbacks.remove(interrupt)
+        signal.raise_signal({number})
+
+pathlib.Path("command.pid").write_text(str(os.getpid()))
+if {at_once}:
+    gc.callbacks.append(interrupt)
+    gc.set_threshold(20)
+main()
+"""
+"""Runs a command; its callback for collected garbage, if any, is sent a signal."""
+
+INTERRUPTS = """\
+import os, pathlib, sys, time
+here = pathlib.Path(__file__).absolute().parent
+(here / "worker.pid").write_text(str(os.getpid()))
+sys.stdin.buffer.read(1)
+os.kill(int((here / "command.pid").read_text()), {number})
+time.sleep(600)
+"""
+"""A worker that sends its command a signal when it is given a message."""
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a case in which ``worker.py`` failed, and a pipeline."""
+    folder = tmp_path_factory.mktemp("kept")
+    (folder / "worker.py").write_text("raise SystemExit(3)")
+    words = ["fuzz", "--max-examples", "1", "--", sys.executable, "worker.py"]
+    command = [sys.executable, "-m", "etlstage", *words]
+    subprocess.run(command, cwd=folder, env=environment(), check=False)
+    (case,) = folder.glob(".etlstage/failures/*.rec")
+    case.rename(folder / "case.rec")
+    worker = {"command": [sys.executable, str(folder / "worker.py")]}
+    test = {"name": "t", "stage": "a", "input": ["1"], "output": ["1"]}
+    pipeline = {
+        "name": "p",
+        "extract": {"files": {"path": "case.rec", "format": "text"}},
+        "transform": [{"name": "a", "worker": worker}],
+        "load": {"files": {"path": "out", "format": "text"}},
+        "tests": [test | {"timeout": "10m"}],
+    }
+    (folder / "p.yaml").write_text(json.dumps(pipeline))
+    return folder
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (signal.SIGINT, ["test", "p.yaml"]),
+        (signal.SIGTERM, ["try", "--timeout", "600", "--sample", "case.rec"]),
+        (signal.SIGHUP, ["check", "--timeout", "600"]),
+        (signal.SIGINT, ["fuzz", "--timeout", "600"]),
+        (signal.SIGINT, ["fuzz", "--timeout", "600", "--batch", "supervisor"]),
+        (signal.SIGTERM, ["replay", "case.rec", "--grace", "600"]),
+        (signal.SIGHUP, ["replay"]),
+        (signal.SIGINT, ["kcl", "simulate", "--timeout", "600"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_signal_in_an_event_loop_ends_it(
+    kept: Path, number: signal.Signals, words: list[str], *, at_once: bool
+) -> None:
+    """Wherever it comes, the command ends with one line, and its worker (issue 26)."""
+    (kept / "worker.py").write_text(INTERRUPTS.format(number=int(number)))
+    (kept / "worker.pid").unlink(missing_ok=True)
+    script = INTERRUPTED_IN_A_LOOP.format(number=int(number), at_once=at_once)
+    if words[0] not in ("test", "replay"):
+        words = [*words, "--", sys.executable, "worker.py"]
+    done = subprocess.run(
+        [sys.executable, "-c", script, *words],
+        cwd=kept,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=HANG,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (5, "etlstage: error: interrupted\n")
+    if not at_once:
+        pid = (kept / "worker.pid").read_text()
+        assert not os.path.exists(f"/proc/{pid}")
+
+
+def test_signal_while_a_message_is_drawn_ends_the_command(tmp_path: Path) -> None:
+    """It is not left to the strategy, which may hang or ignore it (issue 26)."""
+    (tmp_path / "drawn.py").write_text(
+        "import os, signal, time\n"
+        "from hypothesis import strategies as st\n"
+        "def draw(value):\n"
+        "    try:\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "        time.sleep(600)\n"
+        "    except BaseException:\n"
+        "        return b'ignored'\n"
+        "messages = st.binary().map(draw)\n"
+    )
+    words = ["fuzz", "--strategy", "drawn:messages", "--", "cat"]
+    env = environment()
+    env["PYTHONPATH"] = f"{tmp_path}{os.pathsep}{env['PYTHONPATH']}"
+    done = subprocess.run(
+        [sys.executable, "-m", "etlstage", *words],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=HANG,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (5, "etlstage: error: interrupted\n")
+
+
+@pytest.mark.parametrize("number", ALL)
+def test_event_loop_is_cancelled(number: signal.Signals) -> None:
+    """What has to be cleaned up is, shielded from the signal, and then it is raised."""
+    cleaned = False
+
+    def interrupt(*_: object) -> None:
+        gc.callbacks.remove(interrupt)  # errors of callbacks are ignored
+        signal.raise_signal(number)
+
+    async def main() -> None:
+        nonlocal cleaned
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(anyio.sleep_forever)
+            gc.callbacks.append(interrupt)
+            try:
+                with anyio.CancelScope(shield=True):
+                    gc.collect()
+                    await anyio.wait_all_tasks_blocked()
+                    cleaned = True
+            finally:
+                await anyio.sleep_forever()
+
+    before = [signal.getsignal(number) for number in ALL]
+    with pytest.raises(KeyboardInterrupt):
+        run_interruptible(main)
+    assert cleaned
+    assert [signal.getsignal(number) for number in ALL] == before
+
+
+def test_signal_outlives_the_error_that_it_causes() -> None:
+    """A command that fails while it is cancelled was interrupted (issue 26)."""
+
+    async def main() -> None:
+        signal.raise_signal(signal.SIGTERM)
+        raise OSError
+
+    with pytest.raises(KeyboardInterrupt):
+        run_interruptible(main)
+
+
+def test_signal_before_the_event_loop_cancels_it() -> None:
+    """It is not lost while the loop is made (issue 26)."""
+    cancelled = False
+
+    async def obey() -> None:
+        nonlocal cancelled
+        with pytest.raises(anyio.get_cancelled_exc_class()):
+            await signals.cancel(anyio.sleep_forever)
+        cancelled = True
+
+    with Signals() as signals:
+        signal.raise_signal(signal.SIGINT)
+        anyio.run(obey)
+    assert cancelled
+
+
+def test_second_signal_ends_an_event_loop_that_hangs() -> None:
+    """Code that blocks the loop can't be cancelled (issue 26)."""
+    script = """\
+import signal
+from etlstage.cli.signals import run_interruptible
+async def main():
+    signal.raise_signal(signal.SIGTERM)
+    print("goes on", flush=True)
+    signal.raise_signal(signal.SIGINT)
+    print("not ended", flush=True)
+run_interruptible(main)
+"""
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(
+        command, env=environment(), capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (5, "goes on\n")
+    assert done.stderr == "etlstage: error: interrupted\n"
+
+
 def test_signals_are_counted_from_before_the_run() -> None:
     """None is lost, whether a task waits for it or not (issue 10)."""
 
@@ -144,6 +346,12 @@ def test_ignored_signals_stay_ignored() -> None:
     try:
         with Signals(), interruptible():
             signal.raise_signal(signal.SIGHUP)
+
+        async def main() -> bool:
+            signal.raise_signal(signal.SIGHUP)
+            return True
+
+        assert run_interruptible(main)
     finally:
         signal.signal(signal.SIGHUP, before)
 

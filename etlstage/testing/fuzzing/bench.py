@@ -86,7 +86,9 @@ class Bench:
         await self._tasks.__aenter__()
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, error: object, *_: object) -> None:
+        if error is not None:
+            self._tasks.cancel_scope.cancel()
         for place in (self._next, self._kept):
             if place is not None:
                 place.left.set()

@@ -33,9 +33,9 @@ from etlstage.testing.fuzzing.oracle import (
     Oracles,
     converse,
     end,
-    verify,
+    judge,
 )
-from etlstage.testing.fuzzing.steps import under_test
+from etlstage.testing.fuzzing.steps import UnderTest, under_test
 from etlstage.testing.recording.recording import RecordedLaunch, Recording
 from etlstage.testing.transcript import Entry
 from etlstage.transport import LaunchRequest, launch_worker
@@ -90,13 +90,16 @@ class Failure:
         """The file with the recorded conversation."""
         return self.path.with_suffix(".rec")
 
-    def play(self, times: int = 1) -> CaseFailed | None:
+    async def play(self, times: int = 1) -> CaseFailed | None:
         """Play the case to fresh processes; return its failure, if it failed."""
+        stage = self.case.on(self.stage)
+
+        def start() -> UnderTest:
+            return under_test(stage, timeout=self.timeout)
+
         for _ in range(times):
             try:
-                verify(
-                    self.stage, self.case, timeout=self.timeout, **self.oracles.given
-                )
+                await judge(start, self.case, self.oracles)
             except CaseFailed as failed:
                 return failed
         return None
