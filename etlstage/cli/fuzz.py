@@ -30,6 +30,7 @@ from etlstage.cli.options import (
     StageName,
     Timeout,
     Words,
+    of_seconds,
 )
 from etlstage.cli.replay import SURE
 from etlstage.cli.screen import Screen
@@ -151,10 +152,7 @@ def main(
     max_examples: Annotated[
         int, typer.Option(metavar="N", min=1, help="Maximum number of cases to try.")
     ] = 300,
-    seconds: Annotated[
-        float,
-        typer.Option(metavar="S", min=0.1, help="Maximum time to search, in seconds."),
-    ] = 60.0,
+    seconds: Annotated[float, of_seconds("Maximum time to search.")] = 60.0,
     seed: Annotated[
         int | None,
         typer.Option(metavar="N", help="Seed, such as that of a previous run."),

@@ -9,7 +9,7 @@ import typer
 
 from etlstage.cli.failure import FAILED, naming
 from etlstage.cli.imported import written
-from etlstage.cli.options import new_app
+from etlstage.cli.options import new_app, of_seconds
 from etlstage.cli.screen import Screen
 from etlstage.cli.signals import run_interruptible
 from etlstage.cli.subject import Options, lines_of, program_of, silence
@@ -74,9 +74,7 @@ def _simulate(
             "--from", metavar="NUMBER", help="Checkpoint after which to begin."
         ),
     ] = None,
-    timeout: Annotated[
-        float, typer.Option(min=0.1, help="Timeout of each action, in seconds.")
-    ] = 30.0,
+    timeout: Annotated[float, of_seconds("Timeout of each action.")] = 30.0,
 ) -> int:
     """Run a record processor under a simulated daemon, without AWS or Java."""
     silence()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -42,6 +43,7 @@ __all__ = (
     "Yes",
     "changes_of",
     "new_app",
+    "of_seconds",
 )
 
 
@@ -65,6 +67,24 @@ def new_app(name: str | None = None, **settings: Any) -> typer.Typer:  # noqa: A
         # Without a callback, a group of one command would be that command.
         app.callback()(lambda: None)
     return app
+
+
+def of_seconds(help_: str, least: float = 0.1) -> Any:  # noqa: ANN401 - as typer's
+    """
+    Return an option that is a finite number of seconds.
+
+    Args:
+        help_: Its help.
+        least: Its minimum.
+
+    """
+    return typer.Option(metavar="SECONDS", min=least, callback=_finite, help=help_)
+
+
+def _finite(seconds: float) -> float:
+    if not math.isfinite(seconds):
+        raise typer.BadParameter(f"{seconds} is not a finite number of seconds.")
+    return seconds
 
 
 # --- of a pipeline --------------------------------------------------------------------
@@ -156,12 +176,7 @@ StageName = Annotated[
     str | None,
     typer.Option("--stage", metavar="NAME", help="Stage of the pipeline FILE."),
 ]
-Timeout = Annotated[
-    float,
-    typer.Option(
-        metavar="SECONDS", min=0.1, help="Timeout of each step of the worker."
-    ),
-]
+Timeout = Annotated[float, of_seconds("Timeout of each step of the worker.")]
 Sample = Annotated[
     Path | None,
     typer.Option(

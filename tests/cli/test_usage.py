@@ -41,6 +41,28 @@ def test_wrong_usage(etlstage: Etlstage, arguments: list[str], error: str) -> No
     assert line.startswith(f"etlstage: error: {error}")
 
 
+@pytest.mark.parametrize("seconds", ["inf", "1e400", "nan"])
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        ("check", "--timeout"),
+        ("fuzz", "--timeout"),
+        ("fuzz", "--seconds"),
+        ("try", "--timeout"),
+        ("kcl simulate", "--timeout"),
+    ],
+)
+def test_seconds_are_finite(
+    etlstage: Etlstage, command: str, option: str, seconds: str
+) -> None:
+    """No timeout is without end, or not a number (issue 26)."""
+    result = etlstage(*command.split(), option, seconds, "--", "cat", code=2)
+    assert result.stdout == ""
+    assert result.stderr.startswith(f"etlstage: error: invalid value for '{option}': ")
+    if seconds != "nan":  # is below the minimum for some versions of the parser
+        assert "inf is not a finite number of seconds; see" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("line", "code", "error"),
     [

@@ -155,7 +155,7 @@ async def accepts_many_messages_at_once(subject: Subject) -> None:
     The supervisor sends messages ahead of their replies. The replies come in the order
     of the messages, unless each reply names its message.
     """
-    count = max(3, min(_MANY, int(subject.timeout / 4 / max(subject.each, 0.001))))
+    count = max(3, int(min(_MANY, subject.timeout / 4 / max(subject.each, 0.001))))
     runs = _runs(subject, count)
     async with subject.start() as worker:
         runs = runs[: await worker.hand_over(runs)]

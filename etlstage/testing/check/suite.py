@@ -374,9 +374,13 @@ async def check_worker(
         if len(some) == 1:  # its errors are then not wrapped in a group
             await make(*some)
             continue
-        async with anyio.create_task_group() as group:
-            for number in some:
-                group.start_soon(make, number)
+        try:
+            async with anyio.create_task_group() as group:
+                for number in some:
+                    group.start_soon(make, number)
+        except ExceptionGroup as errors:
+            first = errors.exceptions[0]
+            raise first from first.__cause__
     return [finding for finding in findings if finding is not None]
 
 

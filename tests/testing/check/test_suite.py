@@ -20,6 +20,7 @@ from etlstage.testing.check import (
     assert_conforms,
     check_worker,
 )
+from etlstage.testing.check.suite import Check, Finding
 from etlstage.testing.scripted import Script
 from tests.testing.check import answerers
 from tests.testing.check.answerers import (
@@ -441,6 +442,30 @@ def test_workers_that_may_disturb_each_other_run_alone() -> None:
         most.clear()
         checked(["w"], kind=kind, launch=launch)
         assert max(most) == expected
+
+
+def test_error_in_one_of_several_checks_is_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is raised with its cause, not in a group (issue 26)."""
+
+    async def fail(check: Check, *_: object) -> Finding:
+        if check.gate:
+            return Finding(check, Verdict.PASSED)
+        raise OSError("it broke") from LookupError()
+
+    monkeypatch.setattr("etlstage.testing.check.suite._make", fail)
+    with pytest.raises(OSError, match="it broke") as caught:
+        scripted(echo)
+    assert isinstance(caught.value.__cause__, LookupError)
+
+
+def test_any_timeout_can_be_waited_for() -> None:
+    """However long it is, the checks are the same (issue 26)."""
+    findings = scripted(echo, timeout=1.7e308)
+    assert [finding.verdict for finding in findings] == [
+        finding.verdict for finding in scripted(echo)
+    ]
 
 
 def test_sample_that_can_not_be_sent_is_refused() -> None:
