@@ -15,6 +15,7 @@ from typing import Annotated, Final
 import typer
 
 from etlstage.cli.failure import FAILED, WRONG_USAGE, complain, naming
+from etlstage.cli.options import of_seconds
 from etlstage.cli.screen import Screen
 from etlstage.cli.signals import run_interruptible
 from etlstage.cli.subject import silence
@@ -62,10 +63,7 @@ def main(
     *,
     grace: Annotated[
         float,
-        typer.Option(
-            metavar="SECONDS",
-            help="How much longer a reply may take than in the recording.",
-        ),
+        of_seconds("How much longer a reply may take than in the recording.", 0),
     ] = 10.0,
 ) -> int:
     """Replay a recorded conversation to a worker, and show which replies differ."""

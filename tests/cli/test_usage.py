@@ -29,6 +29,7 @@ UNSTARTED: Final = (
         (["run"], "missing argument 'FILE'; see 'etlstage run --help'"),
         (["init"], "missing argument 'DIR'; see 'etlstage init --help'"),
         (["run", "--bug", "a"], "no such option: --bug"),
+        (["replay", "--grace", "-5", "a"], "invalid value for '--grace': "),
         (["run", "a.yaml"], "a.yaml: no such file"),
         (["run", "."], ".: is a directory, expected a pipeline file"),
     ],
@@ -49,6 +50,7 @@ def test_wrong_usage(etlstage: Etlstage, arguments: list[str], error: str) -> No
         ("fuzz", "--timeout"),
         ("fuzz", "--seconds"),
         ("try", "--timeout"),
+        ("replay", "--grace"),
         ("kcl simulate", "--timeout"),
     ],
 )
