@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from ruamel.yaml import YAML
+from ruamel.yaml.composer import Composer
 from ruamel.yaml.error import MarkedYAMLError, StringMark
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.reader import ReaderError
@@ -44,6 +45,8 @@ MAX_TEXT: Final = 4 * MAX_BYTES
 """Characters; aliases of a long text count each time."""
 MAX_DEPTH: Final = 50
 
+_PAIR: Final = re.compile("[\ud800-\udbff][\udc00-\udfff]")
+"""A character as JSON escapes it, which YAML reads as two."""
 SURROGATE: Final = re.compile("[\ud800-\udfff]")
 """Quoted escapes can produce one, which can't be encoded in a name or in output."""
 
@@ -250,9 +253,24 @@ def _text(path: Path) -> str:
         raise ConfigError(f"{path}: is not UTF-8 text at byte {error.start}") from None
 
 
+class _Composer(Composer):
+    """Composes texts in which a character may be escaped as in JSON."""
+
+    def compose_scalar_node(self, anchor: object) -> Node:
+        node: Node = super().compose_scalar_node(anchor)
+        if not node.value.isascii():
+            node.value = _PAIR.sub(_joined, node.value)
+        return node
+
+
+def _joined(pair: re.Match[str]) -> str:
+    return pair[0].encode("utf-16", "surrogatepass").decode("utf-16")
+
+
 def _compose(name: str, text: str) -> Node | None:
     # Not the round-trip loader: it marks the folds of ">" texts with BEL characters.
     yaml = YAML(typ="safe", pure=True)
+    yaml.Composer = _Composer
     # The second of two equal anchors wins, as in YAML; no warning on stderr.
     yaml.composer.warn_double_anchors = False
     try:

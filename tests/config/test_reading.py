@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -472,6 +473,19 @@ def test_half_of_a_character(path: Path) -> None:
     assert problems_of(path, '"\\ud800": 1\nb: "\\ud800"\n') == [
         "pipeline.yaml:1:1: a key contains a lone surrogate",
         "pipeline.yaml:2:4: b: is not text: it contains a lone surrogate",
+    ]
+
+
+def test_character_that_is_escaped_as_in_json(path: Path) -> None:
+    """Both halves are one character, in keys, too; others are lone (issue 23)."""
+    data = {"a": {"\U0001f600": "1"}, "b": "a\U0001f600\U0001d11e"}
+    path.write_text(json.dumps(data))
+    assert read(path).data == data
+    assert problems_of(
+        path, '{"a": "\\ude00\\ud83d", "b": "\\ud83d\\ud83d\\ude00"}'
+    ) == [
+        f"pipeline.yaml:1:{at}: {key}: is not text: it contains a lone surrogate"
+        for key, at in (("a", 7), ("b", 28))
     ]
 
 
