@@ -94,19 +94,21 @@ def reset_state(
         return 0
     with ExitStack() as stack:
         parts = [stack.enter_context(Delivery(at)) for at in (state, *behind(state))]
+        twice = filter(None, (_twice(part.record) for part in parts))
+        anew = "; ".join(("the next run starts from the beginning", *twice))
         if not yes:
             waits = "".join(f"; {_waiting(part.folder)}" for part in parts[1:])
             confirm(
                 f"delete checkpoints and waiting messages in {_path(state)}"
                 f" (next run: {_goes_on(parts[0].record)}{waits}),"
-                " so that the next run starts from the beginning?"
+                f" so that {anew}?"
             )
         for part in parts:
             _forget_shards(part.folder)
         # The first part first: waiting messages are better loaded twice than never.
         for part in parts:
             _forget(part)
-    typer.echo("the next run starts from the beginning")
+    typer.echo(anew)
     return 0
 
 
@@ -248,6 +250,16 @@ def _goes_on(record: CommitRecord) -> str:
     if record.position is not None:
         text += f", at position {json.dumps(record.position)}"
     return text
+
+
+def _twice(record: CommitRecord) -> str:
+    """Return what is loaded already, if the next run would not have loaded it again."""
+    output = record.moved_from or record.output
+    # What waits in an edge is deleted.
+    if not record.epoch or not record.resumes or output.startswith("edge "):
+        return ""
+    where = f"into {harmless(output)} " if output else ""
+    return f"what was loaded {where}up to epoch {record.epoch:,} stays, and is loaded again"
 
 
 def _letters(found: Letters) -> dict[str, int]:

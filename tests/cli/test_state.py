@@ -162,6 +162,41 @@ def test_reset(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert names == ["dead_letters", "lock", "record.2.json"]
 
 
+def test_reset_names_what_is_loaded_twice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The question and its result name each output of an open load (issue 23)."""
+    asked: list[str] = []
+    monkeypatch.setattr("etlstage.cli.state.confirm", asked.append)
+    edge = "edge-clean"
+    places = ("", "edge clean"), (edge, "parquet a"), (edge, "parquet b")
+    for folder, output in places:
+        with Delivery(tmp_path / folder, exactly_once=True) as delivery:
+            delivery.begin("r0", stages=["a"], letters={}, output=output)
+            if output != "parquet b":
+                delivery.commit(17, ended=output == "parquet a")
+    twice = "what was loaded into parquet a up to epoch 1 stays, and is loaded again"
+    assert reset_state(tmp_path) == 0
+    anew = f"the next run starts from the beginning; {twice}"
+    assert asked[0].endswith(f" so that {anew}?")
+    assert capsys.readouterr().out == f"{anew}\n"
+    assert reset_state(tmp_path, yes=True) == 0
+    assert capsys.readouterr().out == "the next run starts from the beginning\n"
+
+
+@pytest.mark.parametrize("over", [False, True])
+def test_reset_after_a_load(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], *, over: bool
+) -> None:
+    """Only what the next run would not have loaded is named (issue 23)."""
+    with Delivery(tmp_path, exactly_once=True) as delivery:
+        delivery.begin("r0", stages=["a"], letters={}, output="parquet a")
+        delivery.commit(None, ended=over)
+        delivery.settle()
+    assert reset_state(tmp_path, yes=True) == 0
+    assert ("loaded again" in capsys.readouterr().out) is not over
+
+
 def test_reset_of_checkpoints_of_record_processors(state: Path) -> None:
     """Else they would not be given what they have committed before (issue 26)."""
     edge = state / "edge-clean"

@@ -268,6 +268,7 @@ async def test_end_that_is_recorded_but_not_moved(tmp_path: Path) -> None:
     for refused in await load("b", 30), await load("a", 30, once=False):
         assert isinstance(refused.error, StateUnusable)
         assert "complete it with the old settings" in str(refused.error)
+        assert str(refused.error).endswith(", which removes nothing that is loaded")
     (tmp_path / "a").rename(tmp_path / "moved")
     refused = await load("moved", 20)
     assert (

@@ -410,7 +410,8 @@ class Delivery:
             f"the run {found.run} that was interrupted in {self.folder} can't be"
             f" resumed: {differs};"
             " complete it with the old settings, or delete its record with 'etlstage"
-            f" state reset {shlex.quote(str(self.folder))}'"
+            f" state reset {shlex.quote(str(self.folder))}', which removes nothing that is"
+            " loaded"
         )
 
     def _lock(self, stack: ExitStack) -> None:
