@@ -86,7 +86,8 @@ def _pipe(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Folder for messages that can't be processed; the run continues.",
+            help="Folder for messages that can't be processed; the run continues, within"
+            " on_error.budget (1% by default; fewer than 100 messages count as 100).",
         ),
     ] = None,
     quiet: Annotated[
@@ -141,6 +142,9 @@ def _pipe(
         report = watch(pipeline, signals, err, verbosity)
         if not quiet:
             show_report(report, err)
+            account = report.ledger[1]
+            if not stage.on_error.budget.allows(account.dead, account.received):
+                err.tell("to allow more dead letters: --set on_error.budget=100%")
         return exit_code(report, debug=debug)
 
 
