@@ -44,6 +44,7 @@ __all__ = ("StreamingPipeline",)
 
 _log = Log()
 
+_FIRST: Final = "the first batch"
 _LOOK: Final = 1  # seconds between two looks at the query, a whole number
 _SLOW: Final = re.compile(r"python worker (failed )?to connect back", re.IGNORECASE)
 """The error of a query whose Python process does not connect within Spark's limit of 10
@@ -109,7 +110,7 @@ class StreamingPipeline(Runner):
             delivery=Delivery(state.absolute(), exactly_once=exactly_once, whole=True),
             drain_limit=drain_limit,
         )
-        self.ledger.awaited = "the first batch"
+        self.ledger.awaited = _FIRST
         self._origin = origin
         self._input = origin.input
         self._letters = dead_letters
@@ -246,6 +247,7 @@ class StreamingPipeline(Runner):
                 ended = await anyio.to_thread.run_sync(
                     query.awaitTermination, _LOOK, abandon_on_cancel=True
                 )
+                status = await anyio.to_thread.run_sync(lambda: query.status)
             except Exception as error:
                 self._book()
                 if STOPPED in text_of(error):
@@ -256,9 +258,13 @@ class StreamingPipeline(Runner):
             self._book()
             if ended:
                 return
+            running = status["isTriggerActive"] and status["isDataAvailable"]
+            number = self._from + self._landed.epochs
+            self.ledger.awaited = (
+                f"batch {number}, which is running" if running else _FIRST
+            )
             self._delivery.check()  # a stream without input is taken over, too
             if self._drained:
-                status = await anyio.to_thread.run_sync(lambda: query.status)
                 if not status["isTriggerActive"]:
                     return
                 now = anyio.current_time()

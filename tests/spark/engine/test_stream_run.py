@@ -311,6 +311,25 @@ async def test_stream_stops_at_once_and_runs_its_batch_again(
     assert loaded(spark, tmp_path) == Counter([1, 2, 3])
 
 
+async def test_status_names_the_batch_that_runs(
+    spark: SparkSession, write: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Nothing is counted before its end: the status tells it from no input (issue 26)."""
+    path = write(every="every: 100ms")
+    (tmp_path / "worker.py").write_text(HANGING.replace("sys.argv[1]", "'pids'"))
+    (tmp_path / "pids").mkdir()
+    (tmp_path / "in").mkdir(exist_ok=True)
+    runner = Pipeline.from_yaml(path, spark=spark)
+    assert runner.activity == "waiting for the first batch"
+    with anyio.fail_after(150):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(runner.run)
+            feed(tmp_path, "a", 1)
+            while runner.activity != "waiting for batch 0, which is running":  # noqa: ASYNC110 - Spark acts
+                await anyio.sleep(0.05)
+            tasks.cancel_scope.cancel()
+
+
 async def test_batch_is_broken_off_behind_the_drain_limit(
     spark: SparkSession, write: Callable[..., Path], tmp_path: Path
 ) -> None:
