@@ -492,7 +492,9 @@ class WorkerProcess:
             self._take_status(self._child.status)
         self.link.catch_up()
         self.noise.finish()
-        clean, held_open = not status or self._stop_requested, ""
+        by_itself = self._failed_by_itself(status)
+        clean = not status or (self._stop_requested and not by_itself)
+        held_open = ""
         if self._streams:
             clean = not (status or self._stop_requested)
             if clean and not self._all_read:
@@ -515,10 +517,10 @@ class WorkerProcess:
         untouched = self._untouched
         doubtful, doubt = self.link.doubtful, None
         mistrust: StageError | None = None
-        if (
-            self._unexplained(status, untouched=untouched)
-            and self.link.unproven > doubtful
-        ):
+        # No message is to blame if it had read none that it did not answer.
+        idle = self.error is None and (untouched or not self.link.owed)
+        unexplained = self._ignored or (by_itself and idle)
+        if unexplained and self.link.unproven > doubtful:
             doubtful = self.link.unproven
             how = "did not read a message in time" if self._ignored else fate
             mistrust = self.errors.doubtful(how, doubtful)
@@ -572,13 +574,13 @@ class WorkerProcess:
             return True
         return self.error is None and (ahead or self.link.unread(self._unread))
 
-    def _unexplained(self, status: int, *, untouched: bool) -> bool:
-        """Return whether it failed or hung by itself, with no message to blame."""
-        if self._ignored:
-            return True
-        if self.error is not None or self._stop_requested or -status in _FROM_OUTSIDE:
-            return False
-        return status != 0 and (untouched or not self.link.owed)
+    def _failed_by_itself(self, status: int) -> bool:
+        """Return whether it failed and was not just stopped."""
+        if self._by_us:
+            return self._closed == "stdout"
+        if self._stop_requested and status > 0:
+            return False  # at the end of its input it may exit with any status
+        return status != 0 and -status not in _FROM_OUTSIDE
 
     @property
     def _unproven(self) -> int:

@@ -7,6 +7,7 @@ It imports as little as possible, and nothing from etlstage, as tests start it o
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -83,6 +84,14 @@ def fast() -> None:
     for chunk in chunks():
         *whole, rest = (rest + chunk).split(EOM)
         write(b"".join(message + EOM + EOP for message in whole))
+
+
+def crashes_at_the_end() -> None:
+    """Answer each message, and crash when the input has ended."""
+    # A core file would be written to the current directory.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    echo()
+    os.kill(os.getpid(), signal.SIGSEGV)
 
 
 def words() -> None:

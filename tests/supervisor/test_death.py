@@ -405,6 +405,17 @@ async def test_cause_leads_the_error() -> None:
     assert {event.cause for event in exits if event.status} == {cause}
 
 
+async def test_replies_before_a_crash_at_the_end_of_input_are_doubtful() -> None:
+    """A surplus reply may hide the message that the worker died of (issue 22)."""
+    with anyio.fail_after(HANG):
+        async with AsyncSupervisor(stage("crashes_at_the_end")) as supervisor:
+            results = await supervisor.submit(numbers(1))
+            assert outputs(results) == [(b"0",)]
+
+    assert supervisor.doubtful == 1
+    assert "was killed by SIGSEGV soon after its last reply" in str(supervisor.doubt)
+
+
 @in_memory
 async def test_exception_that_was_survived_is_no_cause() -> None:
     """It is still among the last lines, but did not cause the death (issue 11)."""

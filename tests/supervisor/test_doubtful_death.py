@@ -8,6 +8,7 @@ import anyio
 import pytest
 from structlog.testing import capture_logs
 
+from etlstage.errors import WorkerLost
 from etlstage.messages import Result
 from etlstage.stage import RestartPolicy, Stage, Timeouts
 from etlstage.supervisor import AsyncSupervisor
@@ -211,6 +212,86 @@ async def test_replies_released_before_an_end_that_nothing_explains_are_doubtful
 
     assert len(launch.workers) == 2
     assert supervisor.doubtful == doubtful
+
+
+@pytest.mark.parametrize(
+    ("status", "rest", "doubtful"),
+    [
+        (-SIGSEGV, 0.02, 4),
+        # An extra reply would have shown by then.
+        (-SIGSEGV, 1.5, 0),
+        (-SIGKILL, 0.02, 0),
+        # At the end of its input a transform worker may exit with any status.
+        (1, 0.02, 0),
+    ],
+)
+async def test_crash_after_the_end_of_input_makes_replies_doubtful(
+    status: int, rest: float, doubtful: int
+) -> None:
+    """A surplus reply may hide the message that the worker died of (issue 22)."""
+
+    async def die_of_h(worker: ScriptedWorker) -> int:
+        async for message in worker.messages():
+            await worker.reply(b"G" if message == b"h" else message.upper())
+            if message == b"h":
+                await anyio.sleep(rest)
+        return status
+
+    _, _, supervisor = await served(die_of_h, *one_by_one(LETTERS))
+
+    assert supervisor.doubtful == doubtful
+
+
+async def test_replies_held_at_a_crash_after_the_end_of_input_do_not_count() -> None:
+    """One may be too many, and one missing: the last message killed it (issue 22)."""
+
+    async def answer_twice(worker: ScriptedWorker) -> int:
+        await worker.read()
+        await anyio.sleep(0.5)
+        await worker.reply(b"A")
+        await worker.reply(b"A")
+        return -SIGSEGV
+
+    stage = Stage(name="t", worker=("no-such-program",), window=2)
+    results: list[Result] = []
+    with capture_logs():
+        async with (
+            AsyncSupervisor(stage, launch=ScriptedLaunch(answer_twice)) as supervisor,
+            anyio.create_task_group() as tasks,
+        ):
+
+            async def submit() -> None:
+                results.extend(await supervisor.submit([b"a", b"b"]))
+
+            tasks.start_soon(submit)
+            await anyio.sleep(0.2)
+            await supervisor.aclose()
+
+    assert [type(result.error) for result in results] == [WorkerLost] * 2
+
+
+@pytest.mark.parametrize("closed", [False, True])
+async def test_replies_before_the_end_of_stdout_are_doubtful(closed: bool) -> None:
+    """Whether or not the worker is stopped before it is killed for it (issue 22)."""
+
+    async def close_at_h(worker: ScriptedWorker) -> int:
+        async for message in worker.messages():
+            await worker.reply(b"G" if message == b"h" else message.upper())
+            if message == b"h":
+                worker.close_stdout()
+                await anyio.sleep_forever()
+        return 0
+
+    stage = Stage(name="t", worker=("no-such-program",), timeout=Timeouts(stop=5))
+    launch = ScriptedLaunch(close_at_h)
+    with capture_logs(), anyio.fail_after(60):
+        async with AsyncSupervisor(stage, launch=launch) as supervisor:
+            for letter in LETTERS:
+                await supervisor.submit([letter])
+            await anyio.sleep(0.1 if closed else 10)
+
+    assert supervisor.doubtful == 4
+    assert "closed its stdout" in str(supervisor.doubt)
 
 
 @pytest.mark.parametrize("status", [1, -SIGSEGV])

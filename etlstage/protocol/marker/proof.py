@@ -358,20 +358,18 @@ class Proof:
         shortest, longest = _PAUSES
         return now + min(max(shortest, _EIGHTH * (now - self._since)), longest)
 
-    def receive_eof(self, *, owed: int) -> None:
+    def receive_eof(self, now: float, *, owed: int) -> None:
         """Take the end of the worker's output."""
         if self.stand is not Stand.OVER:
-            self._whole = self.proving or not owed
+            self._end_output(now, owed)
             self._conclude(clean=False)  # how it ends is known only at its exit
 
     def peer_exited(self, now: float, *, clean: bool, owed: int) -> None:
         """Release the replies of a worker that is gone, if they are proven right."""
         if self.stand is Stand.OVER:
             return
-        if not (owed or self.held):
-            self._clear(now)
         if self._whole is None:
-            self._whole = self.proving or not owed
+            self._end_output(now, owed)
         unread = self._left - self._probed
         if self._whole and self.held and unread > self._trail:
             rest = counted(unread, "byte")
@@ -394,6 +392,12 @@ class Proof:
         """Clear all doubts if the worker was idle long enough for a fault to show."""
         if self.blocks.turn(now):
             self._unproven = self._by_silence = 0
+
+    def _end_output(self, now: float, owed: int) -> None:
+        # Silence proves nothing once the worker can write no more.
+        if not (owed or self.held):
+            self._clear(now)
+        self._whole = self.proving or not owed
 
     def _move(self, step: ProofStep) -> None:
         self.stand = TRANSITIONS[self.stand, step]

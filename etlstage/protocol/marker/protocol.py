@@ -197,7 +197,7 @@ class MarkerProtocol:
     def receive_eof(self, now: float = 0.0, /) -> None:
         if self.proof is not None:
             self._now = now
-            self.proof.receive_eof(owed=self._due)
+            self.proof.receive_eof(now, owed=self._due)
             self._count()
         if self.state is MarkerState.ERROR:
             return

@@ -551,6 +551,16 @@ def test_lone_reply_behind_a_quiet_time_goes_back_at_any_other_exit() -> None:
     assert talk.session.events_received() == []
 
 
+def test_silence_behind_the_end_of_output_clears_of_no_doubt() -> None:
+    """A worker that can't write can't show a fault (issue 22)."""
+    talk = answered(count=1)
+    talk.look(0)
+    assert len(talk.look(0, 0.005)) == 1
+    talk.session.receive_eof(0.006)
+    talk.session.peer_exited(False, 5.0)
+    assert talk.session.unproven == 1
+
+
 def test_several_go_back_at_any_other_exit() -> None:
     """It may have died at the last message, after two replies to the first."""
     talk = answered(count=2)
