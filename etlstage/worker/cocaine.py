@@ -50,6 +50,7 @@ from etlstage.protocol.events import (
     Ready,
 )
 from etlstage.worker.descriptors import complain
+from etlstage.worker.function import expect_none
 from etlstage.worker.refusal import Refuse, printable, text_of
 from etlstage.worker.status import BEATS
 
@@ -173,8 +174,9 @@ def _kind(value: object) -> str:
     return type(value).__name__
 
 
-Handler = Callable[[Request, Response], object]
-"""Answers one session; an exception refuses it, and ``sys.exit()`` ends the process."""
+Handler = Callable[[Request, Response], None]
+"""Answers one session by calls of ``response.write()``; an exception, or a result other
+than None, refuses it, and ``sys.exit()`` ends the process."""
 
 
 def run(
@@ -432,7 +434,11 @@ class _Worker:
             response.error(_UNKNOWN, text)
             return
         try:
-            handler(request, response)
+            expect_none(
+                f"handler for event {request.event!r}",
+                handler(request, response),
+                "call response.write()",
+            )
         except SessionCancelled:
             pass
         except Exception as error:

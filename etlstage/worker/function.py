@@ -8,14 +8,29 @@ Results are checked one by one, because a wrong one may look like a right one: a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sized
-from types import GeneratorType
+from types import CoroutineType, GeneratorType
 from typing import Any, Final, NoReturn
 
-__all__ = ("ITERABLE", "Function")
+__all__ = ("ITERABLE", "Function", "expect_none")
 
 ITERABLE: Final = frozenset({list, tuple, GeneratorType})
 """Types that are known to be iterables."""
 _SINGLE: Final = (bytes, str, bytearray, memoryview)
+
+
+def expect_none(name: str, result: object, remedy: str) -> None:
+    """
+    Check that the function called ``name`` returned None.
+
+    A generator function and an ``async def`` return without having done anything.
+
+    Raises:
+        TypeError: If it returned something.
+
+    """
+    if result is not None:
+        kind = _kind(result)
+        raise TypeError(f"{name} returned {kind}, expected None: {remedy}")
 
 
 class Function:
@@ -47,7 +62,7 @@ class Function:
             TypeError: If it is not an iterable, or is a single message.
 
         """
-        kind = type(reply).__name__
+        kind = _kind(reply)
         if isinstance(reply, _SINGLE):
             raise TypeError(
                 f"{self.name} returned a single {kind} object, expected an iterable"
@@ -93,10 +108,12 @@ class Function:
             TypeError: If it returned something.
 
         """
-        reply = self.call(asked)
-        if reply is not None:
-            raise TypeError(
-                f"{self.name} returned {type(reply).__name__}, expected None:"
-                " a load stage emits no messages"
-            )
+        expect_none(self.name, self.call(asked), "a load stage emits no messages")
         return ()
+
+
+def _kind(result: object) -> str:
+    """Return the type of a wrong result, and close it if it is a coroutine."""
+    if isinstance(result, CoroutineType):
+        result.close()  # else Python warns that it was never awaited
+    return type(result).__name__

@@ -57,6 +57,7 @@ from etlstage.protocol.kcl.checkpoint import (
 )
 from etlstage.protocol.kcl.processor import ProcessorSession, Turn
 from etlstage.worker.descriptors import complain, read, take_over, write
+from etlstage.worker.function import expect_none
 
 __all__ = (
     "CheckpointFailed",
@@ -208,7 +209,12 @@ class Checkpointer:
 
 
 class Processor:
-    """Base class for processors of the records of one shard."""
+    """
+    Base class for processors of the records of one shard.
+
+    Each method must return None: a result, such as that of an ``async def`` or of a
+    generator function, is treated as an exception.
+    """
 
     def initialize(self, shard: Shard) -> None:
         """Prepare; called once, before everything else."""
@@ -286,7 +292,7 @@ class _Life:
     def _handle(self, event: Event) -> None:
         match event:
             case Ready():
-                self._processor.initialize(self._shard())
+                self._call("initialize", self._shard())
                 self._send(Ready())
             case Opened(first, AnnotatedRun() as run):
                 self._process(run)
@@ -298,15 +304,15 @@ class _Life:
                 raise AssertionError(f"unreachable: {event}")
 
     def _end(self, why: FarewellReason) -> None:
-        processor, checkpointer = self._processor, self._checkpointer
+        checkpointer = self._checkpointer
         if why is FarewellReason.LOST:
-            processor.lease_lost()
+            self._call("lease_lost")
             return
         try:
             if why is FarewellReason.ENDED:
-                processor.shard_ended(checkpointer)
+                self._call("shard_ended", checkpointer)
             else:
-                processor.shutdown_requested(checkpointer)
+                self._call("shutdown_requested", checkpointer)
         except LeaseLost:
             # As in a batch: leaseLost is next.
             _trace()
@@ -317,7 +323,7 @@ class _Life:
         )
         records = list(map(Record, run.messages, *columns))
         try:
-            self._processor.process_records(records, self._checkpointer)
+            self._call("process_records", records, self._checkpointer)
         except LeaseLost:
             # Nothing can be stored in this life any more: leaseLost is next.
             _trace()
@@ -326,6 +332,11 @@ class _Life:
             if not self._skip or self._session.turn is not Turn.OURS:
                 raise
             _trace()
+
+    def _call(self, method: str, *arguments: object) -> None:
+        result: object = getattr(self._processor, method)(*arguments)
+        name = f"{type(self._processor).__qualname__}.{method}()"
+        expect_none(name, result, "it must end its work before it returns")
 
     def _shard(self) -> Shard:
         assignment = self._session.assignment

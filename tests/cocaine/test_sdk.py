@@ -68,7 +68,18 @@ def block(request, response):
     response.write(b"blocked")
     response.write(open(name, "rb").read())
 
+def generate(request, response):
+    for chunk in request:
+        yield chunk
+
+async def wait_for(request, response):
+    response.write(request.read())
+
+def collect(request, response):
+    return list(request)
+
 cocaine.run({
+    "generate": generate, "wait_for": wait_for, "collect": collect,
     "shout": shout, "refuse": refuse, "boom": boom, "code": code, "wait": wait,
     "block": block, "seen": seen,
 })
@@ -117,6 +128,22 @@ async def test_handler_refuses(event: str, code: int, reason: str) -> None:
             assert isinstance(result.error, WorkerRefusal)
             assert (result.error.code, result.error.reason) == (code, reason)
     assert supervisor.faults.failures == 0
+
+
+@pytest.mark.parametrize(
+    ("event", "kind"),
+    [("generate", "generator"), ("wait_for", "coroutine"), ("collect", "list")],
+)
+async def test_handler_that_returns_something_refuses(event: str, kind: str) -> None:
+    """Its outputs would be missing without any sign (issue 26)."""
+    async with AsyncSupervisor(stage(event)) as supervisor:
+        (result,) = await supervisor.submit([b"x"])
+    assert isinstance(result.error, WorkerRefusal)
+    assert result.error.reason == (
+        f"TypeError: handler for event {event!r} returned {kind}, expected None:"
+        " call response.write()"
+    )
+    assert not any("never awaited" in line for line in result.error.attempts[0].stderr)
 
 
 ARGUMENTS = """

@@ -253,6 +253,16 @@ def test_wrong_replies_are_reported(start: Start, call: str, complaint: str) -> 
     assert complaint in stage.stderr
 
 
+@pytest.mark.parametrize("role", ["transform", "load", "load_batch", "extract_cycle"])
+def test_coroutine_is_reported_and_closed(start: Start, role: str) -> None:
+    """Only the error is shown, not that nothing awaited it (issue 26)."""
+    stage = start(f"async def f(*_): pass\nworker.{role}(f)")
+    stage.write(b"\n\x17" if "batch" in role else b"\n")
+    assert stage.finish() == (b"", 1)
+    assert "returned coroutine, expected" in stage.stderr
+    assert "never awaited" not in stage.stderr
+
+
 @pytest.mark.parametrize(
     ("reply", "count"),
     [("[]", "no"), ("[m, m]", "several"), ("(m for _ in m)", "several")],

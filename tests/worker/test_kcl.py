@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
 import pytest
 
@@ -346,6 +346,56 @@ def test_a_processor_has_to_process() -> None:
     daemon = Daemon([Farewell(why=FarewellReason.DRAIN)])
     live(daemon, kcl.Processor())
     assert daemon.session.state is State.ENDED
+
+
+class Lazy(kcl.Processor):
+    """Has methods that return before they have done anything."""
+
+    async def initialize(self, shard: kcl.Shard) -> None:  # type: ignore[override]
+        """Never run."""
+
+    def process_records(  # type: ignore[override]
+        self, records: list[kcl.Record], checkpointer: kcl.Checkpointer
+    ) -> Iterator[kcl.Record]:
+        """Never run."""
+        yield from records
+
+    async def lease_lost(self) -> None:  # type: ignore[override]
+        """Never run."""
+
+    def shard_ended(  # type: ignore[override]
+        self, checkpointer: kcl.Checkpointer
+    ) -> int:
+        """Return something."""
+        return 0
+
+    async def shutdown_requested(  # type: ignore[override]
+        self, checkpointer: kcl.Checkpointer
+    ) -> AsyncIterator[int]:
+        """Never run."""
+        yield 1
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("event", "method", "kind"),
+    [
+        (None, "initialize", "coroutine"),
+        (Opened(1, [b"a"]), "process_records", "generator"),
+        (Farewell(why=FarewellReason.LOST), "lease_lost", "coroutine"),
+        (Farewell(why=FarewellReason.ENDED), "shard_ended", "int"),
+        (Farewell(why=FarewellReason.DRAIN), "shutdown_requested", "async_generator"),
+    ],
+)
+def test_method_that_returns_something_fails(
+    event: Event | None, method: str, kind: str
+) -> None:
+    """It has done nothing, and its action must not be answered (issue 25)."""
+    keeper = Keeper(nothing)
+    setattr(keeper, method, getattr(Lazy(), method))
+    text = rf"Keeper\.{method}\(\) returned {kind}, expected None: "
+    with pytest.raises(TypeError, match=text):
+        live(Daemon([event] if event else []), keeper)
 
 
 def test_on_error_is_one_of_two() -> None:
