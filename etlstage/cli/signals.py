@@ -13,10 +13,12 @@ Nothing heavy is imported here, as a command imports this first.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from time import monotonic
 from types import FrameType
 from typing import Final, Self, TypeAlias, TypeVar
 
@@ -32,6 +34,7 @@ __all__ = (
 
 FORCED: Final = 5
 """Exit code of a command that was stopped by force."""
+_GRACE: Final = 10  # seconds; workers that ignore SIGTERM are killed earlier
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _Handler: TypeAlias = Callable[[int, FrameType | None], object] | int | None
 _Result = TypeVar("_Result")
@@ -71,7 +74,8 @@ def run_interruptible(main: Callable[[], Awaitable[_Result]]) -> _Result:
     """
     Run ``main`` in an event loop, and return its result.
 
-    The first signal cancels it; the second ends the process at once.
+    The first signal cancels it. One that comes when it has not ended for 10 seconds
+    ends the process at once: what is left behind then is better than a hang.
 
     Raises:
         KeyboardInterrupt: When the loop has ended, if there was a signal.
@@ -95,13 +99,15 @@ class Signals:
     Args:
         begun: Whether there is a run that can obey signals; if not, they raise
             :class:`KeyboardInterrupt` until :meth:`begin`.
-        forced: Whether a second signal ends the process at once.
+        forced: Whether a signal ends the process at once that comes 10 seconds after
+            the first or later.
 
     """
 
     def __init__(self, *, begun: bool = True, forced: bool = False) -> None:
         self._begun = begun
         self._forced = forced
+        self._hangs = math.inf  # when a signal ends the process
         self._left = 0
         self._wake: Callable[[], object] | None = None
         self._before: dict[signal.Signals, _Handler] = {}
@@ -157,8 +163,11 @@ class Signals:
     def _note(self, number: int, frame: FrameType | None) -> None:
         if not self._begun:
             raise KeyboardInterrupt
-        if self._forced and self._left:
+        now = monotonic()
+        if now >= self._hangs:
             _quit(number, frame)
+        if self._forced:
+            self._hangs = min(self._hangs, now + _GRACE)
         self._left += 1
         if self._wake is not None:
             self._wake()
