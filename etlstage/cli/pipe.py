@@ -144,7 +144,10 @@ def _pipe(
             show_report(report, err)
             account = report.ledger[1]
             if not stage.on_error.budget.allows(account.dead, account.received):
-                err.tell("to allow more dead letters: --set on_error.budget=100%")
+                err.tell(
+                    "to allow more dead letters: --set on_error.budget=100%"
+                    " (fewer than 100 messages count as 100)"
+                )
         return exit_code(report, debug=debug)
 
 

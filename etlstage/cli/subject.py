@@ -176,7 +176,7 @@ def _of_command(
     except Invalid as error:
         said = []
         for problem in error.problems:
-            text = problem.shown(instead=document.placeholder(problem.loc))
+            text = problem.shown(instead=document.placeholder(problem))
             said.append(f"{_option(problem.loc, options)}: {text}")
         raise ConfigError("; ".join(said)) from None
     stage = stage_of(keys, Path.cwd())

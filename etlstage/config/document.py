@@ -25,7 +25,7 @@ Value: TypeAlias = "str | float | list[Value] | dict[str, Value] | None"
 CREDENTIALS: Final = frozenset(
     {"config", "endpoint", "env", "leases", "options", "remote", "staging"}
 )
-"""Keys of free texts and URLs, which may hold credentials."""
+"""Keys of what may hold credentials; so may any URL."""
 
 
 class FilePlace(NamedTuple):
@@ -101,14 +101,15 @@ class Document:
         """Return whether anything at ``loc`` or below was interpolated: a secret."""
         return loc in self._around_secrets
 
-    def placeholder(self, loc: Loc) -> str:
-        """Return what errors show in place of the value at ``loc``; empty: the value."""
-        if self.secret(loc):
+    def placeholder(self, problem: Problem) -> str:
+        """Return what the error shows in place of the value; empty: the value."""
+        if self.secret(problem.loc):
             return "an interpolated value"
-        place = self.values.get(loc)
-        set_apart = place is not None and not self.sources[place.source].lines
-        # A file's line is shown below its error anyway; an option may be a password.
-        return "the value given" if set_apart and CREDENTIALS & {*loc} else ""
+        place = self.values.get(problem.loc)
+        if place is None or self.sources[place.source].lines:
+            return ""  # a file's line is shown below its error anyway
+        private = CREDENTIALS & {*problem.loc} or "://" in str(problem.value)
+        return "the value given" if private else ""
 
     def written(self, loc: Loc) -> list[str]:
         """Return the texts of the list at ``loc`` as they were before interpolation."""
@@ -121,7 +122,7 @@ class Document:
     def finish(self, problems: Iterable[Problem]) -> None:
         """Report all problems at once; raises ConfigError if there are any."""
         for problem in problems:
-            text = problem.shown(instead=self.placeholder(problem.loc))
+            text = problem.shown(instead=self.placeholder(problem))
             self.complain(problem.loc, text, at_key=problem.at_key)
         self.check()
 

@@ -786,11 +786,15 @@ def test_dialect_without_its_package(
                 " value given"
             ),
         ),
+        (
+            "spark=sc://h;token=hunter2",
+            ": expected a mapping, got the value given",
+        ),
         ("transfrom[0].workers=4", ": there is no transfrom"),
     ],
 )
 def test_value_that_was_set(path: Path, value: str, error: str) -> None:
-    """An error shows a value of ``--set``, except in keys of secrets (issue 26)."""
+    """An error shows a value of ``--set``, but no credentials and URLs (issue 26)."""
     path.write_text(MINIMAL)
     (path.parent / "upper").write_text("")
     with pytest.raises(ConfigError) as caught:

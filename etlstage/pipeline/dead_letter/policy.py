@@ -329,12 +329,10 @@ def check_budget(
     """
     if allows(budget, account, 0, judged_of):
         return
-    few = budget.share is not None and max(account.received, judged_of) < 100
-    least = " (fewer than 100 messages count as 100)" if few else ""
     kept = f"; they are kept, see {look}" if look is not None else ""
     raise StageError(
         f"stage {account.stage}: {account.dead:,} of"
-        f" {counted(account.received, 'message')} could not be processed, on_error.budget allows {budget}{least}; the last one: {last}"
+        f" {counted(account.received, 'message')} could not be processed, on_error.budget allows {budget}; the last one: {last}"
         f"{kept}",
         stage=account.stage,
     )

@@ -299,19 +299,6 @@ def test_budget_without_a_place_for_letters(account: Account) -> None:
         check_budget(account, ErrorBudget(count=0, share=None), last="no")
 
 
-def test_short_input_counts_as_100_messages(account: Account) -> None:
-    """The error explains a share of few messages (issue 26)."""
-    account.received, account.dead = 3, 2
-    for judged_of, least in (
-        (0, r" \(fewer than 100 messages count as 100\)"),
-        (100, ""),
-    ):
-        with pytest.raises(StageError, match=rf"allows 1%{least}; the last"):
-            check_budget(
-                account, ErrorBudget(share=0.01), last="no", judged_of=judged_of
-            )
-
-
 class Counted(DeadLetters):
     """Dead letters that record how many were kept in each call."""
 
