@@ -45,6 +45,8 @@ def _read(path: Path) -> dict[str, Any]:
             document = json.loads(path.read_bytes())
     except ValueError as error:
         raise ConfigError(f"{path}: expected JSON: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: is nested too deeply") from None
     if not isinstance(document, dict):
         raise ConfigError(f"{path}: expected a JSON object")
     return document

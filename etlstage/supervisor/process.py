@@ -363,7 +363,9 @@ def absent_from_path(
     folders = _folders(folder, path)
     if any(os.path.isfile(os.path.join(place, program)) for place in folders):
         return f"the program {program!r} on PATH is not executable"
-    if os.path.exists(folder / program):
+    if os.path.isdir(folder / program):
+        close = ", only a folder here"
+    elif os.path.exists(folder / program):
         close = f" (did you mean {'./' + program!r}?)"
     else:
         there = {name for place in folders for name in listed(Path(place))}

@@ -61,10 +61,12 @@ def test_what_is_no_profile_is_named(etlstage: Etlstage, tmp_path: Path) -> None
     """The error names the file; the exit code is that of a wrong file."""
     (tmp_path / "list.json").write_text("[]")
     (tmp_path / "half.json").write_text("{")
+    (tmp_path / "deep.json").write_text("[" * 100_000)
     for name, text in (
         ("none.json", "none.json: no such file or directory"),
         ("list.json", "list.json: expected a JSON object"),
         ("half.json", "half.json: expected JSON: Expecting property name"),
+        ("deep.json", "deep.json: is nested too deeply"),
     ):
         result = etlstage("cocaine", "import", name, name, code=2)
         assert text in result.stderr

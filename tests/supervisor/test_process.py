@@ -557,6 +557,7 @@ def test_what_is_missing(tmp_path: Path) -> None:
     assert flaw(tmp_path, "run.sh") == (
         "there is no program 'run.sh' on PATH (did you mean './run.sh'?)"
     )
+    assert flaw(tmp_path, ".") == "there is no program '.' on PATH, only a folder here"
     assert flaw(tmp_path, "rnu.sh", PATH=str(tmp_path)) == (
         "there is no program 'rnu.sh' on PATH (did you mean 'run.sh'?)"
     )
