@@ -20,6 +20,7 @@ from etlstage.shard import operator
 from etlstage.shard.lease import Lease
 from etlstage.shard.table import (
     LEASES_FILE,
+    NEWS,
     TABLE,
     News,
     PostgresLeases,
@@ -54,7 +55,7 @@ def _ls(where: Where, *, table: Table = None, as_json: Json = False) -> int:
     """List the shards: owner, checkpoint, lag, last error."""
     with _opened(where, table) as leases:
         rows, news = leases.read(), leases.news()
-    shown = [_shown(lease, news[lease.shard]) for lease in rows]
+    shown = [_shown(lease, news.get(lease.shard, NEWS)) for lease in rows]
     if as_json:
         typer.echo(json.dumps(shown, indent=2))
         return 0
@@ -62,7 +63,7 @@ def _ls(where: Where, *, table: Table = None, as_json: Json = False) -> int:
         typer.echo("there are no shards until a run has started")
         return 0
     cells = [["shard", "owner", "checkpoint", "lag", "last error"]]
-    cells += [_cells(lease, news[lease.shard]) for lease in rows]
+    cells += [_cells(lease, news.get(lease.shard, NEWS)) for lease in rows]
     for line in columns(cells):
         typer.echo(line)
     return 0
@@ -75,7 +76,7 @@ def _show(
     """Show everything that is known of one shard."""
     with _opened(where, table) as leases:
         lease = operator.find_lease(leases, shard)
-        shown = _shown(lease, leases.news()[lease.shard])
+        shown = _shown(lease, leases.news().get(lease.shard, NEWS))
     if as_json:
         typer.echo(json.dumps(shown, indent=2))
         return 0

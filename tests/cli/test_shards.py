@@ -77,6 +77,29 @@ def test_shard_is_shown(
         run("show", tmp_path / "leases.db", "9")
 
 
+@pytest.mark.parametrize("words", [["ls"], ["show", "01"]], ids=" ".join)
+def test_shards_that_are_reset_meanwhile(
+    leases: SQLiteLeases,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+) -> None:
+    """They are shown as they were, without what was published of them (issue 25)."""
+    published = SQLiteLeases.news
+
+    def reset_before(table: SQLiteLeases) -> dict[str, News]:
+        leases.forget()
+        return published(table)
+
+    monkeypatch.setattr(SQLiteLeases, "news", reset_before)
+    command, *rest = words
+    assert run(command, tmp_path / "leases.db", *rest, "--json") == 0
+    shown = json.loads(capsys.readouterr().out)
+    one = shown[1] if command == "ls" else shown
+    assert (one["owner"], one["uncommitted"]) == ("host-1/ab", None)
+
+
 def test_shard_is_released(leases: SQLiteLeases, tmp_path: Path) -> None:
     """Its owner is asked to give it up, and keeps it until then."""
     assert run("release", tmp_path / "leases.db", "01") == 0
