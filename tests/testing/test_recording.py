@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import resource
 import stat
 import zlib
@@ -176,6 +177,33 @@ def test_line_with_values_of_wrong_types_is_refused(
     rest += [b'%s, "crc": "%08x"}\n' % (line, zlib.crc32(line)), end]
     path.write_bytes(b"".join(rest))
     with pytest.raises(ConfigError, match=rf"is not a recording: {error}"):
+        Recording.load(path)
+
+
+@pytest.mark.parametrize(
+    ("number", "key", "value", "expected"),
+    [
+        (0, "stage", [1], "text"),
+        (0, "worker", 1, "text"),
+        (0, "start", "1", "a whole number"),
+        (0, "command", "cat", "a list"),
+        (0, "dialect", "marker", "a mapping"),
+        (-1, "exit", {"a": 1}, "a status or None"),
+        (-1, "cut", 1, "text"),
+    ],
+)
+def test_key_with_a_value_of_a_wrong_type_is_refused(
+    path: Path, number: int, key: str, value: object, expected: str
+) -> None:
+    """Even if its checksum is right (issue 26)."""
+    lines = path.read_bytes().splitlines(keepends=True)
+    line = json.loads(lines[number])
+    del line["crc"]
+    text = json.dumps(line | {key: value})[:-1].encode()
+    lines[number] = b'%s, "crc": "%08x"}\n' % (text, zlib.crc32(text))
+    path.write_bytes(b"".join(lines))
+    error = f"{path} is not a recording: {key} is {value!r}, expected {expected}"
+    with pytest.raises(ConfigError, match=f"^{re.escape(error)}$"):
         Recording.load(path)
 
 

@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from signal import Signals
 from sys import float_info
+from types import UnionType
 from typing import Any, Final, Protocol, Self
 
 import anyio
@@ -218,7 +219,9 @@ def _recording(lines: Sequence[dict[str, Any]], *, torn: bool) -> Recording:
             f"format {header['format']} {header['version']}, expected {_FORMAT}"
             f" {_VERSION}"
         )
+    _check_types(header, _HEADER)
     end = rest.pop() if rest and "exit" in rest[-1] else None
+    _check_types(end or {}, _END)
     cut = (
         "the file ends within a line"
         if torn
@@ -236,6 +239,25 @@ def _recording(lines: Sequence[dict[str, Any]], *, torn: bool) -> Recording:
         stopped=end.get("stopped", False) if end else False,
         cut=end.get("cut", "") if end else cut,
     )
+
+
+_HEADER: Final = {
+    "stage": (str, "text"),
+    "worker": (str, "text"),
+    "start": (int, "a whole number"),
+    "command": (list, "a list"),
+    "dialect": (dict, "a mapping"),
+}
+_END: Final = {"exit": (int | None, "a status or None"), "cut": (str, "text")}
+"""The types of what has a key, and how errors name them."""
+
+
+def _check_types(
+    line: Mapping[str, Any], types: Mapping[str, tuple[type | UnionType, str]]
+) -> None:
+    for name, (type_, expected) in types.items():
+        if name in line and not isinstance(line[name], type_):
+            raise TypeError(f"{name} is {line[name]!r}, expected {expected}")
 
 
 def _entry(line: Mapping[str, Any]) -> Entry:
