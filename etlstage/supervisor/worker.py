@@ -577,6 +577,7 @@ class WorkerProcess:
     def _failed_by_itself(self, status: int) -> bool:
         """Return whether it failed and was not just stopped."""
         if self._by_us:
+            # It had failed before we ended it, if it could not answer any more.
             return self._closed == "stdout"
         if self._stop_requested and status > 0:
             return False  # at the end of its input it may exit with any status

@@ -29,7 +29,7 @@ def expect_none(name: str, result: object, remedy: str) -> None:
 
     """
     if result is not None:
-        kind = _kind(result)
+        kind = _dismissed(result)
         raise TypeError(f"{name} returned {kind}, expected None: {remedy}")
 
 
@@ -62,7 +62,7 @@ class Function:
             TypeError: If it is not an iterable, or is a single message.
 
         """
-        kind = _kind(reply)
+        kind = _dismissed(reply)
         if isinstance(reply, _SINGLE):
             raise TypeError(
                 f"{self.name} returned a single {kind} object, expected an iterable"
@@ -112,8 +112,8 @@ class Function:
         return ()
 
 
-def _kind(result: object) -> str:
-    """Return the type of a wrong result, and close it if it is a coroutine."""
+def _dismissed(result: object) -> str:
+    """Return the name of a wrong result's type; close it if it is a coroutine."""
     if isinstance(result, CoroutineType):
         result.close()  # else Python warns that it was never awaited
     return type(result).__name__

@@ -248,8 +248,9 @@ _HEADER: Final = {
     "command": (list, "a list"),
     "dialect": (dict, "a mapping"),
 }
+"""Types of the first line's values, and how errors name them."""
 _END: Final = {"exit": (int | None, "a status or None"), "cut": (str, "text")}
-"""The types of what has a key, and how errors name them."""
+"""The same of the last line."""
 
 
 def _check_types(
